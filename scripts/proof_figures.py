@@ -28,6 +28,7 @@ PLANTS = {
     "tests/stores/peers/test_models.py": "the votes of peers, as a model for spin",
     "tests/properties/test_queue_machine.py": "the machines of a consumer",
     "tests/properties/test_session_pump.py": "the machine of a consumer of sessions",
+    "tests/properties/test_remote_clock.py": "the clock of a store, as it is learned",
     "tests/unit/test_supervisor.py": "the machine of `tenure run`",
     "tests/unit/test_schedule_steps.py": "schedules in three steps",
     "tests/unit/test_shared_hints.py": "what brings hints to many listeners",

@@ -18,12 +18,13 @@ from tenure._backends.azure_storage.names import encode_metadata, queue_name_of,
 from tenure._backends.azure_storage.queue import QUEUE_TRAITS, AzureBroker
 from tenure._backends.azure_storage.records import FoundMessage, dead_letter_properties, live_message
 from tenure._backends.azure_storage.schedules import _schedule_in, _text_in
-from tenure._backends.azure_storage.service_clock import _time_in
 from tenure._backends.azure_storage.settings import _declared, _in_force
 from tenure._foreign import Unreadable
 from tenure._queue.delivery_ends import expired
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import Death, Delivery
+from tenure._runtime.clock import SystemClock
+from tenure._runtime.remote_clock import RemoteClock, http_date
 from tenure.errors import ConfigError, Unavailable
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.using import (
@@ -39,6 +40,7 @@ from tests.fuzz.using import (
     drive,
     use_delivery,
     use_holder,
+    use_moment,
     use_notes,
     use_text,
 )
@@ -130,7 +132,11 @@ def read_schedule(given: Any) -> None:
 
 
 def read_date(given: Any) -> None:
-    _time_in(None if given is None else as_text(given))
+    date = None if given is None else as_text(given)
+    clock = RemoteClock(SystemClock())
+    clock.learn_date(date, clock.local.now())
+    use_moment(clock.now())
+    http_date(date)
 
 
 def read_fence(given: Any) -> None:

@@ -347,7 +347,7 @@ def read_clock(given: Any) -> None:
     clock = StoreClock(cast(Any, None), SystemClock())
     answer = given if isinstance(given, dict) else {}
     for _ in range(2):
-        clock.learn(answer, clock.local.now() - 0.1)
+        clock.learn_from(answer, clock.local.now() - 0.1)
     use_moment(clock.now())
     with suppress(Unreadable):
         timestamp_of(answer.get("ts"))

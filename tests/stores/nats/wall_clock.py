@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tenure._backends.nats import store_clock
+from tenure._runtime import remote_clock
 
 
 def turn_wall_clock(patch: pytest.MonkeyPatch, ahead: Callable[[], float]) -> None:
     """Put it forward by so many seconds."""
-    patch.setattr(store_clock, "time", SimpleNamespace(time=lambda: time.time() + ahead()))
+    patch.setattr(remote_clock, "time", SimpleNamespace(time=lambda: time.time() + ahead()))

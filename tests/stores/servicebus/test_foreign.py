@@ -54,7 +54,6 @@ from tenure._backends.servicebus.places import Noted, declared_of, idle_among, n
 from tenure._backends.servicebus.queue import ServiceBusBroker
 from tenure._backends.servicebus.schedules import _PATH, _session_of, _texts
 from tenure._backends.servicebus.sending import ROOM
-from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, QueueSettings, Selection
@@ -64,6 +63,7 @@ from tenure._queue.message import HISTORY_MAX, MAX_DELIVERIES, Attempt, exhauste
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Abandon, DeadLetter, Settled, Settlement
 from tenure._runtime.clock import SystemClock
+from tenure._runtime.remote_clock import RemoteClock
 from tenure.errors import ConfigError, Unavailable
 from tests.servers import ServiceBus
 from tests.stores.servicebus.opened import inside, link_of, look_shortly, opened, sent
@@ -632,7 +632,7 @@ def test_a_name_that_is_noted_is_that_of_its_entity_or_ignored() -> None:
 def test_an_odd_date_in_an_answer_is_ignored(date: str | None) -> None:
     clock = SystemClock()
     namespace: Any = SimpleNamespace(clock=clock, at_close=lambda _: None)
-    Administration(namespace, ServiceClock(clock))._learn({"Date": date})
+    Administration(namespace, RemoteClock(clock))._learn({"Date": date})
 
 
 @pytest.mark.parametrize(

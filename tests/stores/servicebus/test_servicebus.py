@@ -25,9 +25,9 @@ from tenure._backends import servicebus
 from tenure._backends.servicebus import driver, feed
 from tenure._backends.servicebus.address import EMULATOR_KEY, address_of, connected
 from tenure._backends.servicebus.codec import Encoded
+from tenure._backends.servicebus.lock_times import LockTimes
 from tenure._backends.servicebus.names import SCHEDULES, entity_of, may_be_subscription, subscription_of
 from tenure._backends.servicebus.sending import portions
-from tenure._backends.servicebus.service_clock import LockTimes
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING
 from tenure._queue.message import MAX_DELIVERIES
 from tenure._queue.outgoing import Outgoing

@@ -53,6 +53,7 @@ from tenure._queue.schedule_steps import ScheduleSteps
 from tenure._queue.verdicts import LAPSED, Abandon, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
+from tenure._runtime.remote_clock import WHOLE_SECONDS
 from tenure.errors import ConfigError, MessageRefused, Unavailable
 
 QUEUE_TRAITS = QueueTraits(
@@ -211,7 +212,7 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         asked_at = self._clock.local.now()
         sent = await self._account.run_all(puts)
         if sent:
-            self._clock.learn(timestamp_of(sent[-1].inserted_on), asked_at)
+            self._clock.learn(timestamp_of(sent[-1].inserted_on), asked_at, WHOLE_SECONDS)
         self._notifier.notify(queue)
         return [message.id or str(one.id) for message, one in zip(messages, sent, strict=True)]
 

@@ -10,6 +10,7 @@ from tenure._backends.azure_storage.names import POISON_SUFFIX, encode_metadata,
 from tenure._backends.azure_storage.records import FoundMessage, timestamp_of
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure._runtime.remote_clock import WHOLE_SECONDS
 
 PAGE = 32
 """The most messages that Azure delivers or shows in one answer."""
@@ -74,5 +75,5 @@ async def lock_page(
         now = timestamp_of(one.next_visible_on) - seconds
         found.append(FoundMessage.of(queue, one, now, is_delivery=True))
     if found:
-        clock.learn(found[0].now, asked_at)
+        clock.learn(found[0].now, asked_at, WHOLE_SECONDS)
     return found

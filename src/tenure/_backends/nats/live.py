@@ -93,7 +93,7 @@ class LiveMessages:
         stream = await self._info(connection, f"STREAM.INFO.{self._places.place_of(queue).stream}")
         if stream is None:
             return None
-        self._clock.learn(stream, asked_at)
+        self._clock.learn_from(stream, asked_at)
         total = number_in(part_of(stream, "state"), "messages")
         consumer = await self._looked_after(connection, queue)
         if consumer is None:

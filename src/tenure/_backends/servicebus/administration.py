@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceExistsError, ResourceNotFoundError
@@ -17,7 +16,7 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from tenure._backends.servicebus.address import connected
 from tenure._backends.servicebus.client import Namespace
 from tenure._backends.servicebus.names import Path
-from tenure._backends.servicebus.service_clock import ServiceClock
+from tenure._runtime.remote_clock import RemoteClock
 from tenure._secret import Secret
 from tenure.errors import Unavailable
 
@@ -59,7 +58,7 @@ class NoRights(Exception):
 class Administration:
     """The namespace's entities. All methods are called on the library's thread."""
 
-    def __init__(self, namespace: Namespace, clock: ServiceClock) -> None:
+    def __init__(self, namespace: Namespace, clock: RemoteClock) -> None:
         self._namespace = namespace
         self._clock = clock
         self._asked_at = namespace.clock.now()
@@ -247,9 +246,7 @@ class Administration:
 
     def _learn(self, headers: Any) -> None:
         """Note the service's clock, which every answer shows in whole seconds."""
-        with suppress(TypeError, ValueError, KeyError, OverflowError):
-            at = parsedate_to_datetime(headers["Date"]).timestamp()
-            self._clock.learn(at, at + 1.0, self._asked_at)
+        self._clock.learn_date(headers.get("Date"), self._asked_at)
 
     async def _close(self) -> None:
         if self._client is not None:

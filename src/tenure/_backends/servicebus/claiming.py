@@ -17,13 +17,13 @@ from tenure._backends.servicebus.message_format import buried, received
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.receipts import Held, Receipts
-from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._backends.servicebus.sessions import Sessions
 from tenure._queue.broker import Claim, NoSession, QueueSettings
 from tenure._queue.delivery_ends import found_dead
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.verdicts import LAPSED, Lapsed
 from tenure._runtime.notifier import Notifier
+from tenure._runtime.remote_clock import RemoteClock
 from tenure._runtime.tasks import Tasks
 from tenure.errors import ConfigError
 
@@ -38,7 +38,7 @@ class Claiming:
         receipts: Receipts,
         sessions: Sessions,
         feeds: Feeds,
-        clock: ServiceClock,
+        clock: RemoteClock,
         notifier: Notifier,
     ) -> None:
         self._namespace = namespace
@@ -113,7 +113,7 @@ class Claiming:
         began = one.asked_at
         if found.locked_until > 0.0:
             if self._places.may_read:  # else the lock's length is not known
-                self._clock.learn(found.locked_until - lock, found.locked_until - lock, one.asked_at)
+                self._clock.learn(found.locked_until - lock, one.asked_at)
             began = feed.times.began(found.locked_until, one.asked_at, one.at)
             feed.times.learn(found.locked_until, one.asked_at, one.at)
         return Held(queue, path, one.token, found, one.message, began + lock, one, link)

@@ -16,10 +16,10 @@ from tenure._backends.servicebus.message_format import Received, copied
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.removal import Act, Source, remove, renew
 from tenure._backends.servicebus.sending import Sending
-from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._queue.broker import Selection
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, dead_message_of
+from tenure._runtime.remote_clock import RemoteClock
 from tenure.errors import ConfigError, MessageRefused
 
 
@@ -27,7 +27,7 @@ class DeadLetters:
     """The dead letters of every queue. All of it belongs to the library's thread."""
 
     def __init__(
-        self, namespace: Namespace, places: Places, sending: Sending, clock: ServiceClock, feeds: Feeds
+        self, namespace: Namespace, places: Places, sending: Sending, clock: RemoteClock, feeds: Feeds
     ) -> None:
         self._namespace = namespace
         self._places = places

@@ -16,8 +16,8 @@ from tenure._backends.servicebus.client import LOST, Namespace
 from tenure._backends.servicebus.codec import array_of
 from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, RELEASED, Outcome, Refused
 from tenure._backends.servicebus.links import DRAIN_MAX, Arrived, ReceiveLink
+from tenure._backends.servicebus.lock_times import LockTimes
 from tenure._backends.servicebus.names import Path
-from tenure._backends.servicebus.service_clock import LockTimes
 from tenure._queue.broker import CLAIM_BYTES
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.tasks import Tasks

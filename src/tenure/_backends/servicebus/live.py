@@ -17,11 +17,11 @@ from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.receipts import Held, Receipts
 from tenure._backends.servicebus.removal import Source, remove, renew
-from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._backends.servicebus.sessions import Sessions
 from tenure._queue.broker import LiveSelection, NoSession
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import STATES, LiveMessage, State, Stats, live_message_of
+from tenure._runtime.remote_clock import RemoteClock
 
 LOOKED_AT = 1_000
 """Messages that statistics look at; of more, they take the service's own counts."""
@@ -40,7 +40,7 @@ class LiveMessages:
         sessions: Sessions,
         feeds: Feeds,
         administration: Administration,
-        clock: ServiceClock,
+        clock: RemoteClock,
     ) -> None:
         self._namespace = namespace
         self._places = places

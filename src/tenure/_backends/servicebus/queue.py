@@ -35,7 +35,6 @@ from tenure._backends.servicebus.receipts import Receipts
 from tenure._backends.servicebus.renewing import Renewing
 from tenure._backends.servicebus.schedules import ServiceBusSchedules
 from tenure._backends.servicebus.sending import Sending
-from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._backends.servicebus.sessions import Sessions
 from tenure._backends.servicebus.settling import Settling
 from tenure._lease import NoAnswer
@@ -63,6 +62,7 @@ from tenure._queue.refusals import Refusals, WithoutInbox
 from tenure._queue.schedule_steps import ScheduleSteps
 from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.notifier import Notifier
+from tenure._runtime.remote_clock import RemoteClock
 from tenure._runtime.tasks import Tasks
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -105,7 +105,7 @@ class ServiceBusBroker(WithoutInbox):
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._clock = ServiceClock(namespace.clock)
+        self._clock = RemoteClock(namespace.clock)
         self._notifier = Notifier()
         self._administration = Administration(namespace, self._clock)
         self._places = Places(namespace, self._administration)

@@ -22,10 +22,10 @@ from tenure._backends.servicebus.driver import NOT_FOUND, Refused
 from tenure._backends.servicebus.links import ReceiveLink
 from tenure._backends.servicebus.names import SCHEDULES, Path, home_of
 from tenure._backends.servicebus.places import Places, no_rights
-from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._foreign import Unreadable, a_text, read_object, read_or
 from tenure._queue.broker import Schedules
 from tenure._queue.schedule_steps import Act
+from tenure._runtime.remote_clock import RemoteClock
 from tenure.errors import ConfigError
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class ServiceBusSchedules:
         namespace: Namespace,
         places: Places,
         administration: Administration,
-        clock: ServiceClock,
+        clock: RemoteClock,
     ) -> None:
         self._namespace = namespace
         self._places = places

@@ -34,7 +34,6 @@ from tenure._backends.servicebus.message_format import (
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.receipts import Held, Receipts
 from tenure._backends.servicebus.sending import Sending
-from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._lease import NoAnswer
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.delivery_ends import EndedDelivery, history_noted, outcome_of
@@ -50,6 +49,7 @@ from tenure._queue.verdicts import (
     Settlement,
     Verdict,
 )
+from tenure._runtime.remote_clock import RemoteClock
 from tenure.errors import MessageRefused, Unavailable
 
 DELAY_NONE = 0.05
@@ -81,7 +81,7 @@ class Settling:
     """Passes verdicts. All of it belongs to the library's thread."""
 
     def __init__(
-        self, namespace: Namespace, places: Places, receipts: Receipts, sending: Sending, clock: ServiceClock
+        self, namespace: Namespace, places: Places, receipts: Receipts, sending: Sending, clock: RemoteClock
     ) -> None:
         self._namespace = namespace
         self._places = places

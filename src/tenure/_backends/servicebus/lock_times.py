@@ -1,42 +1,11 @@
-"""The service's clock, as this process knows it: from the moments in its answers, on this process's own clock."""
+"""When the locks of a queue began, as this process knows it."""
 
 from __future__ import annotations
 
 import math
-import time
-
-from tenure._runtime.clock import Clock
 
 DRIFT = 0.001
 """By which share two clocks may run at different rates."""
-
-FORGET = 600.0
-"""Seconds after which what was learned is learned anew: a clock may have been set."""
-
-
-class ServiceClock:
-    """The service's wall clock. Where nothing was learned yet, it is taken to be this machine's."""
-
-    def __init__(self, local: Clock) -> None:
-        self.local: Clock = local
-        self._least, self._most = -math.inf, math.inf  # of the difference
-        self._learned_at = -math.inf
-
-    def now(self) -> float:
-        """Return the service's wall clock, in Unix seconds."""
-        if self._learned_at == -math.inf:
-            return time.time()
-        return self.local.now() + (self._least + self._most) / 2
-
-    def learn(self, least: float, most: float, asked_at: float) -> None:
-        """Note that the service's clock showed a moment from *least* to *most* between *asked_at* and now."""
-        now = self.local.now()
-        low, high = least - now, most - asked_at
-        if now - self._learned_at > FORGET or low > self._most or high < self._least:
-            self._least, self._most = low, high
-        else:
-            self._least, self._most = max(self._least, low), min(self._most, high)
-        self._learned_at = now
 
 
 class LockTimes:
