@@ -21,7 +21,7 @@ from tenure._backends import nats, rabbitmq, servicebus
 from tenure._backends.nats.client import Client
 from tenure._backends.nats.transport import Transport
 from tenure._backends.rabbitmq.connection import AmqpConnection
-from tenure._backends.servicebus import driver as servicebus_driver
+from tenure._backends.servicebus import library
 from tenure._backends.servicebus.client import Namespace
 from tenure._backends.servicebus.names import Path
 from tenure._url import Url
@@ -176,7 +176,7 @@ async def test_a_planted_bug_of_a_socket_left_open_is_found(
 ) -> None:
     monkeypatch.setattr(Transport, "drop", lambda transport: None)
     monkeypatch.setattr(AmqpConnection, "_drop", lambda connection: None)
-    monkeypatch.setattr(servicebus_driver, "_drop", lambda connection: None)
+    monkeypatch.setattr(library, "_drop", lambda connection: None)
     assert not await way()
 
 
@@ -192,7 +192,7 @@ async def test_a_close_of_a_namespace_that_is_cut_off_ends_its_thread_and_its_li
     await backend.broker.declare(QUEUE, {})
     namespace = backend.broker._namespace
     link = await namespace._thread.run(lambda: namespace.requests(Path(QUEUE)))
-    transport, thread = link._amqp._transport.writer.transport, namespace._thread._thread
+    transport, thread = link._wire._connection._transport.writer.transport, namespace._thread._thread
     namespace._at_close.insert(0, hang)
     if not begins:
         namespace._thread.post(may_begin.wait)  # the thread is busy when it is asked to close

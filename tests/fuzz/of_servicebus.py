@@ -202,7 +202,7 @@ def read_schedules(given: Any) -> None:
 
 
 def read_answer(given: Any) -> None:
-    answer = given if isinstance(given, dict) or given is None else {b"session-state": given}
+    answer = given if isinstance(given, dict) else {"session-state": given}
     state = state_in(answer)
     assert state is None or isinstance(state, bytes)
     assert isinstance(bytes_of(given), bytes)
@@ -216,5 +216,5 @@ DECODERS = [
     Decoder("servicebus.bytes", [*DATA, DECIMALS], read_bytes, share=0.7),
     Decoder("servicebus.metadata", METADATA, read_metadata, (ConfigError,)),
     Decoder("servicebus.schedules", [STATE], read_schedules, (Unreadable,)),
-    Decoder("servicebus.answers", [{b"session-state": STATE}, {b"session-state": [1, {"a": math.inf}]}], read_answer),
+    Decoder("servicebus.answers", [{"session-state": STATE}, {"session-state": [1, {"a": math.inf}]}], read_answer),
 ]

@@ -74,7 +74,7 @@ async def test_a_login_that_fails_early_costs_nothing(
         assert isinstance(lock, SessionLock)
         held = broker._receipts.session_of(lock)
         assert held is not None
-        login, failures = held.link._client._cbs_authenticator, 0
+        login, failures = held.link._wire._login, 0
 
         async def fails() -> None:
             nonlocal failures
@@ -126,11 +126,11 @@ async def test_a_late_answer_does_not_end_the_next_drain(server: ServiceBus, que
             await link.ask(10)
             draining = asyncio.ensure_future(link.drain())
             await asyncio.sleep(0)
-            taken = (link._link.delivery_count + 7) % 2**32  # 7 of a leave given before
+            taken = (link._link.count + 7) % 2**32  # 7 of a leave given before
             await link._on_flow((None, None, None, None, None, taken, 3, None, None))
             await asyncio.sleep(0)
             left = draining.done(), link.credit
-            link._link.delivery_count, link._link.current_link_credit = (
+            link._link.count, link._link.credit = (
                 taken - 7,
                 10,
             )  # the look-alike knows nothing of it
@@ -146,7 +146,7 @@ async def test_a_late_answer_does_not_end_the_next_drain(server: ServiceBus, que
 
 
 def has_leave_again(link: ReceiveLink, began: int) -> bool:
-    return link._link.delivery_count == began + 1 and link.credit == 1
+    return link._link.count == began + 1 and link.credit == 1
 
 
 async def test_an_aborted_message_is_none_and_takes_no_leave_from_the_next(server: ServiceBus, queue: str) -> None:
@@ -155,7 +155,7 @@ async def test_an_aborted_message_is_none_and_takes_no_leave_from_the_next(serve
         await broker.receive(queue, 1, 30)
         link = link_of(broker, queue)
         for body in ("a", "b"):
-            began = link._link.delivery_count
+            began = link._link.count
             await inside(broker, link.ask(1))
             await until(lambda: server.control("credit", queue) == "1")
             assert server.control("abort", queue) == "1"
@@ -270,7 +270,7 @@ async def test_more_messages_than_were_asked_for_anew_leave_no_leave(server: Ser
         link = link_of(broker, queue)
 
         async def over() -> int:
-            link._link.current_link_credit = -7  # as when nine come that were on their way, of two asked for since
+            link._link.credit = -7  # as when nine come that were on their way, of two asked for since
             assert await link.drain()
             return link.credit
 
@@ -636,9 +636,9 @@ async def test_errors_of_the_library_do_not_reach_callers(
 
         link = link_of(broker, queue)
         sender: Any = await inside(broker, broker._namespace.sender(queue))
-        monkeypatch.setattr(link._session, "_outgoing_disposition", fails)
-        monkeypatch.setattr(link._link, "flow", fails)
-        monkeypatch.setattr(sender._link, "send_transfer", fails)
+        monkeypatch.setattr(link._wire, "settle", fails)
+        monkeypatch.setattr(link._link._link, "flow", fails)
+        monkeypatch.setattr(sender._link._link, "send_transfer", fails)
         verbs: list[Callable[[], Coroutine[Any, Any, object]]] = [
             lambda: broker.settle([Settlement(one, COMPLETE)]),
             lambda: broker.receive(queue, 1, 30),

@@ -504,7 +504,7 @@ def test_bodies(body: bytes, expected: bytes) -> None:
 @pytest.mark.parametrize(("given", "expected"), [(10**12, b"1000000000000"), ([1], b"[1]"), ("a", b"a"), (b"a", b"a")])
 def test_what_is_no_bytes_is_not_taken_for_a_length(given: Any, expected: bytes) -> None:
     assert bytes_of(given) == expected
-    assert state_in({b"session-state": given}) == expected
+    assert state_in({"session-state": given}) == expected
 
 
 # --- copies ---

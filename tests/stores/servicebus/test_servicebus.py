@@ -22,7 +22,7 @@ from azure.servicebus.aio import ServiceBusClient
 
 import tenure
 from tenure._backends import servicebus
-from tenure._backends.servicebus import driver, feed
+from tenure._backends.servicebus import feed
 from tenure._backends.servicebus.address import EMULATOR_KEY, address_of, connected
 from tenure._backends.servicebus.codec import Encoded
 from tenure._backends.servicebus.lock_times import LockTimes
@@ -788,10 +788,3 @@ def test_the_beginning_of_a_lock_is_told_from_another_one() -> None:
     assert times.began(1_040.0, asked_at=50.0, read_at=110.5) == pytest.approx(110.0, abs=0.02)
     assert times.began(1_040.0, asked_at=110.2, read_at=110.5) == 110.2  # never before it was asked for
     assert times.began(1_300.0, asked_at=50.0, read_at=120.0) == 120.0  # and never after it was read
-
-
-def test_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver.check_library()
-    monkeypatch.delattr(ServiceBusClient, "_create_session_browser")
-    with pytest.raises(ConfigError, match="has no ServiceBusClient"):
-        driver.check_library()

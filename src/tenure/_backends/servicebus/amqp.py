@@ -1,4 +1,4 @@
-"""AMQP 1.0 as bytes, read within bounds: what senders may have written, of every type.
+"""AMQP 1.0 as bytes: what senders may have written, of every type, read within bounds; and what is written here.
 
 The client library has no reader for some types, fails with all of a connection at what it can't read, and makes lists
 as long as a message says. Here, a value is an ``Unreadable`` if it is longer than its bytes, has more parts than bytes,
@@ -8,7 +8,7 @@ or is nested too deeply. What is to be sent again is taken apart without being d
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any
@@ -254,9 +254,117 @@ def binary_in(encoded: memoryview) -> bytes | None:
     return None
 
 
+# --- written -----------------------------------------------------------------------------------------------------
+
+
+class Value(bytes):
+    """A value that is encoded already, in its place among others that are to be."""
+
+    __slots__ = ()
+
+
+def encoded(value: object) -> bytes:
+    """Return a value of Python as an encoded one: whole numbers in 32 bits where they fit, or else in 64.
+
+    Raises:
+        ValueError: It has no form in AMQP.
+    """
+    match value:
+        case Value():
+            return bytes(value)
+        case None:
+            return NULL
+        case bool():
+            return b"\x41" if value else b"\x42"
+        case str():
+            return _sized(0xA1, value.encode())
+        case bytes() | bytearray():
+            return binary(bytes(value))
+        case int() if -(2**31) <= value < 2**31:
+            return struct.pack(">Bi", 0x71, value)
+        case int():
+            return long(value)
+        case float():
+            return struct.pack(">Bd", 0x82, value)
+        case UUID():
+            return b"\x98" + value.bytes
+        case Mapping():
+            return joined_map([encoded(part) for pair in value.items() for part in pair])
+        case list() | tuple():
+            return joined_list([encoded(part) for part in value])
+    raise ValueError(f"AMQP has no form for a value of type {type(value).__name__}")
+
+
+def fields(values: Mapping[str, object]) -> bytes:
+    """Return an encoded map whose keys are symbols, as of annotations; null if it is empty."""
+    return (
+        joined_map([part for name, one in values.items() for part in (symbol(name), encoded(one))]) if values else NULL
+    )
+
+
 def binary(value: bytes) -> bytes:
     """Return bytes as an encoded value."""
-    return struct.pack(">BI", 0xB0, len(value)) + value
+    return _sized(0xA0, value)
+
+
+def symbol(text: str) -> bytes:
+    """Return an encoded symbol, a text that stands for a name of the protocol."""
+    return _sized(0xA3, text.encode())
+
+
+def long(number: int) -> bytes:
+    """Return a whole number in 64 bits."""
+    return _packed(">Bq", 0x81, number)
+
+
+def ulong(number: int) -> bytes:
+    """Return a whole number in 64 bits without a sign."""
+    return _packed(">BQ", 0x80, number)
+
+
+def uint(number: int) -> bytes:
+    """Return a whole number in 32 bits without a sign."""
+    return _packed(">BI", 0x70, number)
+
+
+def ubyte(number: int) -> bytes:
+    """Return a whole number in 8 bits without a sign."""
+    return _packed(">BB", 0x50, number)
+
+
+def timestamp(milliseconds: int) -> bytes:
+    """Return a moment, in milliseconds since 1970."""
+    return _packed(">Bq", 0x83, milliseconds)
+
+
+def array(values: Sequence[bytes]) -> bytes:
+    """Return encoded values of one type, none of which has a length of its own, as an encoded array."""
+    # The type of the elements of an empty array doesn't matter.
+    content = struct.pack(">IB", len(values), values[0][0] if values else 0x40) + b"".join(one[1:] for one in values)
+    return struct.pack(">BI", 0xF0, len(content)) + content
+
+
+def described(code: int, elements: Iterable[bytes]) -> bytes:
+    """Return encoded elements as an encoded list of the type that *code* describes."""
+    return section(code, joined_list(list(elements)))
+
+
+def frame(channel: int, performative: bytes) -> bytes:
+    """Return an encoded performative as a frame."""
+    return struct.pack(">IBBH", len(performative) + 8, 2, 0, channel) + performative
+
+
+def _packed(form: str, code: int, number: int) -> bytes:
+    try:
+        return struct.pack(form, code, number)
+    except struct.error:
+        raise ValueError(f"{number} is out of range") from None
+
+
+def _sized(code: int, content: bytes) -> bytes:
+    """Return bytes behind their length. *code* is that of the type with a length of one byte."""
+    size = len(content)
+    return (bytes((code, size)) if size < 256 else struct.pack(">BI", code | 0x10, size)) + content
 
 
 # --- types -------------------------------------------------------------------------------------------------------

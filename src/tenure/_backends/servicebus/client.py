@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from azure.core.exceptions import (
     AzureError,
@@ -31,11 +31,10 @@ from tenure._backends.servicebus.driver import (
     Connection,
     Disconnected,
     Refused,
-    attach,
-    check_library,
     readable,
 )
 from tenure._backends.servicebus.io_thread import IoThread
+from tenure._backends.servicebus.library import Wire, check_library
 from tenure._backends.servicebus.links import ReceiveLink, SendLink
 from tenure._backends.servicebus.names import Path
 from tenure._redaction import redacted, redacting
@@ -269,14 +268,7 @@ class Namespace:
 
     async def requests(self, path: Path) -> Connection:
         """Return a connection for requests to the management node of an entity, with a login for just that."""
-
-        def owner() -> Any:
-            if path.is_dead:
-                return self._receiver(path)
-            # A receiver can't be had of an entity with sessions, other than for one of them.
-            return cast(Any, self._client_here())._create_session_browser(path.entity, path.subscription)
-
-        return await self._link("manage", path.node, owner, Connection)
+        return await self._link("manage", path.node, lambda: self._receiver(path), Connection, linked=False)
 
     async def ask(self, path: Path, operation: str, body: dict[str, Any], link: Connection | None = None) -> Any:
         """Send a request to the management node of an entity; return the value of the answer."""
@@ -294,7 +286,9 @@ class Namespace:
         for key in [key for key in self._links if key[1] in (low, f"{low}/$deadletterqueue")]:
             await self._links.pop(key).close()
 
-    async def _link(self, kind: str, node: str, make: Callable[[], Any], wrap: Callable[..., L]) -> L:
+    async def _link(
+        self, kind: str, node: str, make: Callable[[], Any], wrap: Callable[..., L], *, linked: bool = True
+    ) -> L:
         key = kind, node.lower()
         async with self._opening.setdefault(key, asyncio.Lock()):
             known: L | None = self._existing(kind, node)
@@ -303,15 +297,17 @@ class Namespace:
             old = self._links.pop(key, None)
             if old is not None:
                 await old.close()
-            self._links[key] = link = await self._opened(make, wrap)
+            self._links[key] = link = await self._opened(make, wrap, linked=linked)
             return link
 
-    async def _opened(self, make: Callable[[], Any], wrap: Callable[..., L], wait: float = 0.0) -> L:
-        """Open a link, which the service may delay for *wait* seconds."""
+    async def _opened(
+        self, make: Callable[[], Any], wrap: Callable[..., L], wait: float = 0.0, *, linked: bool = True
+    ) -> L:
+        """Open a link, which the service may delay for *wait* seconds; or a connection without one."""
         owner = make()
         try:
             async with asyncio.timeout(self.options.timeout + wait):
-                await attach(owner)
+                await Wire.attach(owner, linked=linked)
         except Exception as error:
             raise readable(error) from error
         link = wrap(owner, self.clock.now)

@@ -1,9 +1,7 @@
-"""Messages and values in the form of AMQP: encoded by the client library's own functions, and read by ours (``amqp``).
+"""Messages and requests in the form of AMQP.
 
 What comes from others is read section by section, and property by property: what is unreadable is missing, and nothing
 else is. What is sent again is as it came, byte by byte, but for the few values that change.
-
-It touches names of the library with an underscore, as ``driver`` says.
 """
 
 from __future__ import annotations
@@ -14,10 +12,6 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
-
-from azure.servicebus._pyamqp._encode import encode_payload, encode_value
-from azure.servicebus._pyamqp.message import BatchMessage, Header, Message, Properties
-from azure.servicebus._pyamqp.utils import amqp_array_value, amqp_long_value, amqp_timestamp_value, amqp_uint_value
 
 from tenure._backends.servicebus import amqp
 from tenure._foreign import Unreadable, read_or
@@ -70,23 +64,25 @@ def encoded(
 ) -> Encoded:
     """Return a message as it is sent."""
     expires, created = _lifetime(ttl)
-    properties = Properties(
-        message_id=message_id,
-        group_id=session,
-        reply_to=reply_to,
-        correlation_id=correlation_id,
-        content_type=content_type,
-        absolute_expiry_time=expires,
-        creation_time=created,
+    properties = {
+        ID: amqp.encoded(message_id),
+        REPLY_TO: amqp.encoded(reply_to),
+        CORRELATION: amqp.encoded(correlation_id),
+        CONTENT_TYPE: amqp.NULL if content_type is None else amqp.symbol(content_type),
+        EXPIRES: expires,
+        CREATED: created,
+        GROUP: amqp.encoded(session),
+    }
+    data = b"".join(
+        (
+            _header(ttl),
+            _annotations(due_at),
+            _properties(properties),
+            amqp.section(amqp.APPLICATION, amqp.encoded(application)) if application else b"",
+            amqp.section(amqp.DATA, amqp.binary(body)),
+        )
     )
-    message = Message(
-        header=_header(ttl),
-        message_annotations=_annotations(due_at),
-        properties=properties,
-        application_properties={name: _wide(value) for name, value in application.items()} or None,
-        data=[body],
-    )
-    return Encoded(_payload(message), message_id, session)
+    return Encoded(data, message_id, session)
 
 
 # --- read --------------------------------------------------------------------------------------------------------
@@ -233,17 +229,15 @@ def encoded_again(
     """Return a received *message* as it is sent again, with all that its sender has set but a few values."""
     durable, priority = message.header[DURABLE], message.header[PRIORITY]
     partition = message.annotations.get(PARTITION)
-    head = Message(
-        header=_header(
-            ttl,
-            durable if isinstance(durable, bool) else None,
-            priority if type(priority) is int and 0 <= priority <= 255 else None,
-        ),
-        message_annotations=_annotations(due_at, partition if isinstance(partition, str) else None),
+    header = _header(
+        ttl,
+        durable if isinstance(durable, bool) else None,
+        priority if type(priority) is int and 0 <= priority <= 255 else None,
     )
     data = b"".join(
         (
-            _payload(head),
+            header,
+            _annotations(due_at, partition if isinstance(partition, str) else None),
             _properties_again(message, message_id, ttl),
             _application_again(message, application, dropped),
             *(amqp.section(amqp.DATA, amqp.binary(one)) for one in message.data),
@@ -258,11 +252,9 @@ def encoded_again(
 def _properties_again(message: Incoming, message_id: str | None, ttl: float | None) -> bytes:
     fields = read_or(amqp.parts_of, message.parts.get(amqp.PROPERTIES), [])[:PROPERTIES_MAX]
     fields += [amqp.NULL] * (PROPERTIES_MAX - len(fields))
-    fields[EXPIRES], fields[CREATED] = (
-        amqp.NULL if one is None else _value(amqp_timestamp_value(one)) for one in _lifetime(ttl)
-    )
+    fields[EXPIRES], fields[CREATED] = _lifetime(ttl)
     if message_id is not None:
-        fields[0] = _value(message_id)
+        fields[ID] = amqp.encoded(message_id)
     return amqp.section(amqp.PROPERTIES, amqp.joined_list(fields))
 
 
@@ -273,7 +265,7 @@ def _application_again(message: Incoming, application: Mapping[str, object], dro
         if not isinstance(name, str) or (name not in dropped and name not in application):
             parts += (key, value)
     for name, own in application.items():
-        parts += (_value(name), _value(_wide(own)))
+        parts += (amqp.encoded(name), amqp.encoded(own))
     return amqp.section(amqp.APPLICATION, amqp.joined_map(parts)) if parts else b""
 
 
@@ -284,44 +276,48 @@ def _body_again(message: Incoming) -> list[bytes]:
 
 
 def _is_id(value: Any) -> bool:
-    """Return whether it is a message id that the library can encode."""
+    """Return whether it is a message id that a transfer can name."""
     return isinstance(value, (str, bytes, UUID)) or (type(value) is int and 0 <= value < 2**64)
 
 
-def _header(ttl: float | None, durable: bool | None = None, priority: int | None = None) -> Any:
+def _header(ttl: float | None, durable: bool | None = None, priority: int | None = None) -> bytes:
     if ttl is None and durable is None and priority is None:
-        return None
-    life = None if ttl is None else max(1, min(int(ttl * 1_000), TTL_MAX))
-    return Header(durable=durable, priority=priority, ttl=life)
+        return b""
+    found = [amqp.NULL] * HEADER_MAX
+    found[DURABLE] = amqp.encoded(durable)
+    if priority is not None:
+        found[PRIORITY] = amqp.ubyte(priority)
+    if ttl is not None:
+        found[TTL] = amqp.uint(max(1, min(int(ttl * 1_000), TTL_MAX)))
+    return amqp.described(amqp.HEADER, found)
 
 
-def _lifetime(ttl: float | None) -> tuple[int | None, int | None]:
+def _lifetime(ttl: float | None) -> tuple[bytes, bytes]:
     """Return the end of a life and its beginning, if its length doesn't fit into a header: over 49 days."""
     if ttl is None or ttl * 1_000 < TTL_MAX:
-        return None, None
+        return amqp.NULL, amqp.NULL
     created = int(time.time() * 1_000)  # only the difference of the two counts
-    return min(created + int(ttl * 1_000), END_OF_TIME), created
+    return amqp.timestamp(min(created + int(ttl * 1_000), END_OF_TIME)), amqp.timestamp(created)
 
 
-def _annotations(due_at: float | None, partition: str | None = None) -> Any:
-    found: dict[bytes, Any] = {}
+def _annotations(due_at: float | None, partition: str | None = None) -> bytes:
+    found: dict[str, object] = {}
     if due_at is not None:
-        found[b"x-opt-scheduled-enqueue-time"] = amqp_timestamp_value(min(int(due_at * 1_000), END_OF_TIME))
+        due = min(int(due_at * 1_000), END_OF_TIME)
+        found["x-opt-scheduled-enqueue-time"] = amqp.Value(amqp.timestamp(due))
     if partition is not None:
-        found[PARTITION.encode()] = partition
-    return found or None
+        found[PARTITION] = partition
+    return amqp.section(amqp.ANNOTATIONS, amqp.fields(found)) if found else b""
 
 
-def _payload(message: Any) -> bytes:
-    output = bytearray()
-    encode_payload(output, message)
-    return bytes(output)
+def _properties(values: Mapping[int, bytes]) -> bytes:
+    """Return the section of the properties at these places."""
+    return amqp.described(amqp.PROPERTIES, [values.get(at, amqp.NULL) for at in range(max(values) + 1)])
 
 
-def _value(value: Any) -> bytes:
-    output = bytearray()
-    encode_value(output, value)
-    return bytes(output)
+def _id(value: Any) -> bytes:
+    """Return an encoded message id."""
+    return amqp.ulong(value) if isinstance(value, int) else amqp.encoded(value)
 
 
 def transfer_of(messages: Sequence[Encoded]) -> Transfer:
@@ -329,52 +325,63 @@ def transfer_of(messages: Sequence[Encoded]) -> Transfer:
     first = messages[0]
     if len(messages) == 1:
         return Transfer(first.data)
-    envelope = Properties(message_id=first.id, group_id=first.session)
-    return Transfer(_payload(BatchMessage(properties=envelope, data=[one.data for one in messages])), MANY)
+    envelope = _properties({ID: _id(first.id), GROUP: amqp.encoded(first.session)})
+    return Transfer(b"".join((envelope, *(amqp.section(amqp.DATA, amqp.binary(one.data)) for one in messages))), MANY)
 
 
-def _wide(value: object) -> object:
-    """Return a whole number that the library would refuse in a form that it takes."""
-    if isinstance(value, int) and not -(2**31) <= value < 2**31:
-        return amqp_long_value(value)
-    return value
+# --- requests ----------------------------------------------------------------------------------------------------
 
 
-def received_in(value: Any) -> list[tuple[Incoming, Any]]:
+def request_of(node: str, id_: UUID, properties: Mapping[str, object], body: Mapping[str, object]) -> bytes:
+    """Return a request to a management node, with an id that its answer names."""
+    return b"".join(
+        (
+            _properties({ID: amqp.encoded(id_), REPLY_TO: amqp.encoded(node)}),
+            amqp.section(amqp.APPLICATION, amqp.encoded(properties)),
+            amqp.section(amqp.VALUE, amqp.encoded(body)),
+        )
+    )
+
+
+def value_in(answer: Incoming) -> dict[Any, Any]:
+    """Return the value in an answer of the management node; nothing if it has none, or if that is unreadable."""
+    return amqp.map_of(answer.parts.get(amqp.VALUE, amqp.NULL))
+
+
+def received_in(value: Mapping[Any, Any]) -> list[tuple[Incoming, Any]]:
     """Return the messages in the answer of the management node, each with its lock token, which may be None."""
-    found = (value or {}).get(b"messages") or []
-    return [(incoming(memoryview(one[b"message"])), one.get(b"lock-token")) for one in found]
+    return [(incoming(memoryview(one["message"])), one.get("lock-token")) for one in value.get("messages") or []]
 
 
-def state_in(answer: Any) -> bytes | None:
+def state_in(answer: Mapping[Any, Any]) -> bytes | None:
     """Return the state of a session in the answer of the management node; None if it has none."""
-    state = (answer or {}).get(b"session-state")
+    state = answer.get("session-state")
     return None if state is None else bytes_of(state)
 
 
-def array_of_longs(numbers: Sequence[int]) -> Any:
+def array_of_longs(numbers: Sequence[int]) -> amqp.Value:
     """Return whole numbers as the management node takes them."""
-    return amqp_array_value([amqp_long_value(one) for one in numbers])
+    return amqp.Value(amqp.array([amqp.long(one) for one in numbers]))
 
 
-def array_of(values: Sequence[Any]) -> Any:
-    """Return values of one type as the management node takes them."""
-    return amqp_array_value(list(values))
+def array_of(tokens: Sequence[UUID]) -> amqp.Value:
+    """Return lock tokens as the management node takes them."""
+    return amqp.Value(amqp.array([amqp.encoded(one) for one in tokens]))
 
 
-def long_of(number: int) -> Any:
+def long_of(number: int) -> amqp.Value:
     """Return a whole number of 64 bits."""
-    return amqp_long_value(number)
+    return amqp.Value(amqp.long(number))
 
 
-def uint_of(number: int) -> Any:
+def uint_of(number: int) -> amqp.Value:
     """Return a whole number of 32 bits without a sign."""
-    return amqp_uint_value(number)
+    return amqp.Value(amqp.uint(number))
 
 
-def moment_of(value: Any) -> float:
+def moment_of(milliseconds: Any) -> float:
     """Return a moment in Unix seconds."""
-    return float(value.timestamp() if hasattr(value, "timestamp") else value / 1_000)
+    return float(milliseconds / 1_000)
 
 
 def text_of(value: Any) -> str:

@@ -1,42 +1,44 @@
-"""Connections of the client library, each read by one task: what its public methods can't do, done with its own parts.
+"""Connections to the service, each read by one task: what the public methods of the client library can't do.
 
 ``azure-servicebus`` reads a connection only while a method runs on it. So two methods on one connection wait for each
 other for up to 0.2 s; ``receive_messages`` leaves credit behind, for which the service locks messages that nobody
 receives; it can't hand a message back uncounted, or set properties with a verdict; and each verdict takes a round trip
-of its own. All of that is in the protocol, and in the library's own links.
+of its own. All of that is in the protocol.
 
-So the library makes senders and receivers by its public methods, and its own parts connect, log in and attach the link;
-from then on the link is used here. This module, ``links``, ``codec``, and ``client`` for one method, are the only ones
-that touch names of the library with an underscore. ``check_library`` refuses a version that lacks one of the main ones.
-See docs/decisions/0024-service-bus-links.md.
+So the library makes senders and receivers by its public methods, and its own parts connect, log in and attach the link
+(``library``); from then on the link is used here. See docs/decisions/0024-service-bus-links.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID, uuid4
 
-import azure.servicebus
 from azure.core.exceptions import AzureError
-from azure.servicebus._pyamqp.aio._cbs_async import CBSAuthenticator
-from azure.servicebus._pyamqp.aio._client_async import AMQPClientAsync
-from azure.servicebus._pyamqp.aio._connection_async import Connection as AmqpConnection
-from azure.servicebus._pyamqp.aio._management_link_async import ManagementLink
-from azure.servicebus._pyamqp.aio._receiver_async import ReceiverLink
-from azure.servicebus._pyamqp.aio._sender_async import SenderLink
-from azure.servicebus._pyamqp.aio._session_async import Session
-from azure.servicebus._pyamqp.constants import CbsAuthState, CbsState, LinkState, ManagementOpenResult
-from azure.servicebus._pyamqp.error import AMQPError, AMQPException, AuthenticationException, TokenAuthFailure
-from azure.servicebus._pyamqp.message import Message, Properties
-from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
-from azure.servicebus.aio import ServiceBusClient
-from azure.servicebus.aio._async_utils import create_authentication
 
-from tenure._backends.servicebus.codec import text_of, uint_of
-from tenure.errors import ConfigError
+from tenure._backends.servicebus import amqp
+from tenure._backends.servicebus.codec import (
+    CORRELATION,
+    Incoming,
+    Transfer,
+    incoming,
+    request_of,
+    text_of,
+    uint_of,
+    value_in,
+)
+from tenure._backends.servicebus.library import (
+    AMQPException,
+    AuthenticationException,
+    Link,
+    SendingLink,
+    TokenAuthFailure,
+    Wire,
+)
 
 LISTEN = 1.0
 """Seconds after which a connection without traffic looks whether it must show that it is alive."""
@@ -44,11 +46,11 @@ LISTEN = 1.0
 LOGIN_EVERY = 10.0
 """Seconds between two looks whether the login ends soon."""
 
-IDLE = 30.0
-"""Seconds without a frame after which a connection is given up; the service is told, and sends one in time."""
-
 SILENCE = 10.0
 """Seconds without a frame while something is asked, after which a connection is given up."""
+
+ANSWERS = 300
+"""For how many answers to requests the service has leave."""
 
 NOT_FOUND = "amqp:not-found"
 
@@ -73,112 +75,40 @@ FAILURES = (Refused, Disconnected, AzureError, AMQPException, OSError, ValueErro
 class Outcome(NamedTuple):
     """A verdict in the words of AMQP."""
 
-    state: Any
     name: str
+    state: bytes
+    """The same, encoded."""
+    changes: Mapping[str, object] = MappingProxyType({})
+    """Of properties."""
+    undeliverable: bool = False
+    reason: str = ""
+    description: str = ""
 
 
-ACCEPTED = Outcome(Accepted(), "accepted")
-RELEASED = Outcome(Released(), "released")
+ACCEPTED = Outcome("accepted", amqp.described(0x24, ()))
+RELEASED = Outcome("released", amqp.described(0x26, ()))
 
 
 def modified(changes: Mapping[str, object], *, undeliverable: bool = False) -> Outcome:
     """Return the outcome that abandons, or defers if it is *undeliverable* here; with *changes* of properties."""
-    return Outcome(Modified(True, undeliverable, dict(changes) or None), "modified")
+    parts = amqp.encoded(True), amqp.encoded(undeliverable), amqp.fields(changes)
+    return Outcome("modified", amqp.described(0x27, parts), changes, undeliverable)
 
 
 def rejected(reason: str, description: str, changes: Mapping[str, object]) -> Outcome:
     """Return the outcome that dead-letters, with *changes* of properties."""
     info = {"DeadLetterReason": reason, "DeadLetterErrorDescription": description, **changes}
-    return Outcome(Rejected(AMQPError("com.microsoft:dead-letter", description, info)), "rejected")
-
-
-def check_library() -> None:
-    """Refuse a version of the library whose links differ from what this module knows.
-
-    Raises:
-        ConfigError: Something is missing.
-    """
-    needed = (
-        (AmqpConnection, ("listen", "open", "create_session")),
-        (AMQPClientAsync, ("open_async", "close_async", "client_ready_async")),
-        (CBSAuthenticator, ("handle_token",)),
-        (ManagementLink, ("open", "execute_operation", "cancel_operation")),
-        (ReceiverLink, ("flow", "get_state", "_incoming_flow", "_incoming_disposition", "_incoming_transfer")),
-        (SenderLink, ("send_transfer", "get_state", "_outgoing_transfer")),
-        (ServiceBusClient, ("_create_session_browser",)),
-        (Session, ("create_request_response_link_pair", "_outgoing_disposition", "_outgoing_transfer")),
-    )
-    for owner, names in needed:
-        for name in names:
-            if not hasattr(owner, name):
-                raise ConfigError(
-                    f"azure-servicebus {azure.servicebus.__version__} has no {owner.__name__}.{name}, which is needed; "
-                    "install the version that was tested: pip install 'azure-servicebus~=7.15'"
-                )
-
-
-async def attach(owner: Any) -> None:
-    """Connect, log in and attach the link of a receiver or a sender, or none for an owner that only sends requests.
-
-    The library's own way sleeps for a twentieth of a second after every frame.
-    """
-    make: Any = create_authentication
-    owner._create_handler(await make(owner))
-    owner._handler._idle_timeout = IDLE
-    try:
-        await owner._handler.open_async()
-        # A link that is refused is attached first, and detached at once: one with a session has none then.
-        while not await owner._handler.client_ready_async():
-            pass
-        while _lacks_session(owner):
-            await owner._handler._connection.listen(wait=0.2)
-            owner._handler._link.get_state()  # raises the error of the link
-    except BaseException:
-        await _abort(owner._handler)
-        raise
-    owner._running = True
-
-
-async def _abort(client: Any) -> None:
-    """Close a connection that was not opened completely."""
-    connection = client._connection
-    if (keeping := client._keep_alive_thread) is not None:
-        keeping.cancel()
-        client._keep_alive_thread = None
-    try:
-        with suppress(Exception):
-            async with asyncio.timeout(1.0):
-                await client.close_async()
-    finally:
-        _drop(connection)
-
-
-def _drop(connection: Any) -> None:
-    """Close the socket of a connection at once, if the library hasn't: it leaves that out when its close is cut off."""
-    if (writer := _writer_of(connection)) is not None:
-        writer.transport.abort()
-
-
-def _writer_of(connection: Any) -> asyncio.StreamWriter | None:
-    writer: asyncio.StreamWriter | None = getattr(getattr(connection, "_transport", None), "writer", None)
-    return writer
-
-
-def _lacks_session(owner: Any) -> bool:
-    session = getattr(owner, "session", None)
-    return session is not None and session.locked_until_utc is None
+    error = amqp.symbol("com.microsoft:dead-letter"), amqp.encoded(description), amqp.fields(info)
+    state = amqp.described(0x25, (amqp.described(0x1D, error),))
+    return Outcome("rejected", state, changes, reason=reason, description=description)
 
 
 class Connection:
     """A connection of the library, which opened it for a receiver, a sender, or requests alone."""
 
     def __init__(self, owner: Any, clock: Callable[[], float]) -> None:
-        self._owner = owner
         self._now = clock
-        self._client: Any = owner._handler
-        self._amqp: Any = self._client._connection
-        self._session: Any = self._client._session
-        self._link: Any = getattr(self._client, "_link", None)
+        self._wire = Wire(owner, lambda: self._give_up(Disconnected("a transfer was cut off")))
         self.lost: Exception | None = None
         """Why it can't be used any more."""
         self._waiting: set[asyncio.Future[Any]] = set()
@@ -186,23 +116,13 @@ class Connection:
         """Those of them that are questions: the service certainly answers."""
         self._asked_since = 0.0
         """When the first question was asked after the last frame."""
-        self._login: Any = self._client._cbs_authenticator
-        self._transfers = asyncio.Lock()
-        """Held while a transfer is written: a link numbers it before, and counts on after it."""
-        self._session._outgoing_transfer = self._one_at_a_time(self._session._outgoing_transfer)
         self.silence_max = SILENCE
         """Seconds without a frame while something is asked, after which it is given up."""
         self._logging_in: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._management: dict[str, Any] = {}
+        self._management: dict[str, _Requests] = {}
         self._management_lock = asyncio.Lock()
         self._next_login = time.monotonic() + LOGIN_EVERY
-        if (keeping := self._client._keep_alive_thread) is not None:
-            keeping.cancel()  # it reads now and then; here one task reads all the time
-            self._client._keep_alive_thread = None
-        transport = self._amqp._transport
-        if hasattr(transport, "writer"):
-            transport.write = _write_to(transport)
 
     def start(self) -> None:
         """Begin to read."""
@@ -216,11 +136,8 @@ class Connection:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-            with suppress(Exception):
-                async with asyncio.timeout(2.0):
-                    await self._owner.close()
         finally:
-            _drop(self._amqp)
+            await self._wire.close()
 
     async def _read(self) -> None:
         try:
@@ -228,58 +145,35 @@ class Connection:
                 if time.monotonic() >= self._next_login and (self._logging_in is None or self._logging_in.done()):
                     self._next_login = time.monotonic() + LOGIN_EVERY
                     self._logging_in = asyncio.ensure_future(self._keep_login())
-                await self._amqp.listen(wait=LISTEN)
+                await self._wire.read(LISTEN)
                 self._check()
         except Exception as error:
             self._give_up(error)
 
-    def _one_at_a_time(self, transfer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        """Return the library's function that writes a transfer, so that none is written, or numbered, within another.
-
-        One that was cut off leaves the session without a number that the service has: then the connection is over.
-        """
-        turn = asyncio.Lock()
-
-        async def write(*args: Any) -> Any:
-            async with turn:
-                try:
-                    return await transfer(*args)
-                except BaseException:
-                    self._give_up(Disconnected("a transfer was cut off"))
-                    raise
-
-        return write
-
     def _give_up(self, error: Exception) -> None:
         self._lose(error)
         # Else the service would go on to deliver here what nobody reads, until the next use finds out.
-        if (writer := _writer_of(self._amqp)) is not None:
-            writer.close()
+        self._wire.end()
 
     async def _keep_login(self) -> None:
         """Log in anew before the login ends. A failure is no loss before that: the next look tries again."""
-        if self._login is None:
+        left = self._wire.login_ends_in
+        if left is None:
             return
-        left = self._login._expires_on - time.time()
         try:
-            await self._login.handle_token()
+            await self._wire.log_in()
         except Exception as error:
             if left <= 0:
                 self._give_up(error)
-            else:
-                self._login.auth_state = CbsAuthState.REFRESH_REQUIRED
         else:
-            if self._login.state is not CbsState.OPEN and left < 3 * LOGIN_EVERY:
+            if not self._wire.can_log_in and left < 3 * LOGIN_EVERY:
                 self._give_up(Disconnected("the link for the login is gone"))
 
     def _check(self) -> None:
         """Raise an exception if the link is detached, or if the service is silent although it was asked."""
         if self._asked and time.time() - max(self._asked_since, self._last_frame) > self.silence_max:
             raise Disconnected(f"the service has sent nothing for {self.silence_max:g} s")
-        if self._link is None:
-            return
-        state = self._link.get_state()  # raises the error of the link
-        if state in (LinkState.DETACHED, LinkState.ERROR):
+        if self._wire.link is not None and self._wire.link.is_attached() is False:
             raise Disconnected("the link was detached")
 
     def _lose(self, error: Exception) -> None:
@@ -298,7 +192,7 @@ class Connection:
 
     @property
     def _last_frame(self) -> float:
-        return self._amqp._last_frame_received_time or 0.0
+        return self._wire.last_frame_at
 
     def _future(self, *, is_question: bool = True) -> asyncio.Future[Any]:
         """Return a future that fails when the connection is lost."""
@@ -321,105 +215,186 @@ class Connection:
 
     # --- requests to the entity's management node ---
 
-    async def request(self, node: str, operation: str, body: Mapping[str, Any], *, timeout: float) -> Any:
-        """Ask the management *node* of the entity; return the value of its answer, None if there is none.
+    async def request(self, node: str, operation: str, body: Mapping[str, Any], *, timeout: float) -> Mapping[Any, Any]:
+        """Ask the management *node* of the entity; return the value of its answer, which is empty if it has none.
 
         Raises:
             Refused: The answer is an error.
         """
-        link = await self._management_of(node)
+        requests = await self._management_of(node)
         answer = self._future()
+        properties = {
+            "operation": f"com.microsoft:{operation}",
+            "type": "entity-mgmt",
+            "com.microsoft:server-timeout": uint_of(int(timeout * 1_000)),
+        }
+        if self._wire.link is not None:
+            properties["associated-link-name"] = self._wire.link.name
         try:
-            return await self._ask(link, node, operation, body, timeout, answer)
+            return await requests.ask(properties, body, answer)
         finally:
             answer.cancel()  # it may have been given up before it was awaited
 
-    async def _ask(
-        self,
-        link: Any,
-        node: str,
-        operation: str,
-        body: Mapping[str, Any],
-        timeout: float,
-        answer: asyncio.Future[Any],
-    ) -> Any:
-
-        async def answered(result: Any, status: Any, description: Any, message: Any, error: Any = None) -> None:
-            if not answer.done():
-                answer.set_result((status, description, message, error))
-
-        properties = {
-            "operation": f"com.microsoft:{operation}",
-            "com.microsoft:server-timeout": uint_of(int(timeout * 1_000)),
-        }
-        if self._link is not None:
-            properties["associated-link-name"] = self._link.name
-        message = Message(value=dict(body), properties=Properties(reply_to=node), application_properties=properties)
-        async with self._transfers:
-            pending = await link.execute_operation(
-                message, answered, operation=f"com.microsoft:{operation}", type="entity-mgmt", timeout=timeout
-            )
-        try:
-            status, description, message, error = await answer
-        finally:
-            link.cancel_operation(pending)
-        if isinstance(error, Exception):
-            raise readable(error)
-        if status in (200, 202):
-            return message.value
-        if status == 204:
-            return None
-        condition = (message.application_properties or {}).get(b"errorCondition")
-        raise Refused(text_of(condition) or f"status {status}", text_of(description))
-
-    async def _why_refused(self, link: Any) -> Exception:
-        """Return the error that follows a link that was refused."""
-        for _ in range(100):
-            error = link._request_link._error or link._response_link._error
-            if error is not None:
-                return readable(error)
-            await asyncio.sleep(0.01)
-        return Disconnected("the management link was refused")
-
-    async def _management_of(self, node: str) -> Any:
+    async def _management_of(self, node: str) -> _Requests:
         async with self._management_lock:
-            link = self._management.get(node)
-            if link is not None:
-                return link
+            known = self._management.get(node)
+            if known is not None:
+                return known
             opened = self._future()
-
-            async def is_open(result: ManagementOpenResult) -> None:
-                if not opened.done():
-                    opened.set_result(result)
-
-            async def failed() -> None:
-                self._management.pop(node, None)
-                self._give_up(Disconnected("the management link was detached"))
-
-            link = self._session.create_request_response_link_pair(
-                endpoint=node, on_amqp_management_open_complete=is_open, on_amqp_management_error=failed
-            )
+            requests = _Requests(self._wire, node, opened, lambda: self._unmanaged(node))
             try:
-                await link.open()
-                if await opened is not ManagementOpenResult.OK:
-                    raise await self._why_refused(link)
+                await requests.open()
             finally:
                 opened.cancel()
-            self._management[node] = link
-            return link
+            self._management[node] = requests
+            return requests
+
+    def _unmanaged(self, node: str) -> None:
+        self._management.pop(node, None)
+        self._give_up(Disconnected("the management link was detached"))
 
 
-def _write_to(transport: Any) -> Callable[[bytes], Awaitable[None]]:
-    """Return a function that writes without waiting for the task that reads: the library has one lock for both."""
+class _Requests:
+    """The links to a management node and from it."""
 
-    async def write(data: bytes) -> None:
-        writer = transport.writer
-        if writer is None:
-            raise OSError("Connection has already been closed")
-        writer.write(data)
-        await writer.drain()
+    def __init__(self, wire: Wire, node: str, opened: asyncio.Future[None], lost: Callable[[], None]) -> None:
+        self._node = node
+        self._opened = opened
+        self._lost = lost
+        self._asked: dict[UUID, asyncio.Future[Incoming]] = {}
+        self._is_begun = False
+        """Whether the service was asked for both links."""
+        self._links: tuple[SendingLink, Link] = wire.pair(node, self._look)
+        self._payload = Payload()
+        self._links[1].on_transfer(self._on_transfer)
 
-    return write
+    async def open(self) -> None:
+        """Attach both links.
+
+        Raises:
+            Exception: One was refused.
+        """
+        for link in self._links:
+            await link.attach()
+        self._is_begun = True
+        self._look()
+        await self._opened
+
+    def _look(self) -> None:
+        """Tell that the links are attached, or that one is not, or is no more."""
+        if not self._is_begun:
+            return
+        try:
+            attached = [link.is_attached() for link in self._links]
+        except Exception as error:
+            self._end(error)
+            return
+        if all(attached):
+            if not self._opened.done():
+                self._opened.set_result(None)
+        elif False in attached:
+            if self._opened.done():
+                self._end(Disconnected("the management link was detached"))
+            else:  # the reason follows a link that is refused
+                asyncio.get_running_loop().call_later(1.0, self._end, Disconnected("the management link was refused"))
+
+    def _end(self, error: Exception) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(readable(error))
+        elif not self._opened.cancelled() and self._opened.exception() is None:
+            self._lost()
+
+    async def ask(
+        self, properties: Mapping[str, object], body: Mapping[str, object], answer: asyncio.Future[Incoming]
+    ) -> Mapping[Any, Any]:
+        """Send a request; return the value of its answer, which is empty if it has none.
+
+        Raises:
+            Refused: It is an error.
+        """
+        id_ = uuid4()
+
+        def sent(state: Mapping[str, Any] | None) -> None:
+            if state is not None and "rejected" in state and not answer.done():
+                answer.set_exception(refusal(state))
+
+        self._asked[id_] = answer
+        try:
+            await self._links[0].send(Transfer(request_of(self._node, id_, properties, body)), sent)
+            found = await answer
+        finally:
+            del self._asked[id_]
+        told = found.application
+        status = told.get("statusCode")
+        if status in (200, 202):
+            return value_in(found)
+        if status == 204:
+            return {}
+        raise Refused(text_of(told.get("errorCondition")) or f"status {status}", text_of(told.get("statusDescription")))
+
+    async def _on_transfer(self, frame: Sequence[Any]) -> None:
+        """Take a frame of an answer."""
+        found, is_last = self._payload.add(frame)
+        if not is_last:
+            return
+        link = self._links[1]
+        link.count += 1
+        link.credit -= 1
+        if link.credit <= 0:
+            await link.give_leave(ANSWERS)
+        if found is None:
+            return
+        message = incoming(found)
+        id_ = message.properties[CORRELATION]
+        answer = self._asked.get(id_) if isinstance(id_, UUID) else None
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+
+class Payload:
+    """The frames of the message that comes on a link."""
+
+    def __init__(self) -> None:
+        self._parts = bytearray()
+        self.first: Sequence[Any] = ()
+        """The first of them, which names its delivery."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a message whose end has not come yet."""
+        return bool(self._parts)
+
+    def add(self, frame: Sequence[Any]) -> tuple[memoryview | None, bool]:
+        """Take a frame; return the message if it is complete, and whether this was the last frame of one.
+
+        A message that the service has begun and aborted is none.
+        """
+        is_aborted = bool(frame[9])
+        is_last = is_aborted or not frame[5]
+        if frame[1] is not None and not self._parts:
+            self.first = frame
+        payload = frame[11]
+        if self._parts or not is_last:
+            self._parts.extend(payload or b"")
+            payload = self._parts
+        if not is_last:
+            return None, False
+        self._parts = bytearray()
+        return (None if is_aborted else memoryview(payload)), True
+
+
+def refusal(state: Mapping[str, Any]) -> Exception:
+    """Return the error in the state of a delivery."""
+    error = error_in(state)
+    if error is None:
+        return Refused("unknown", f"the service answered with {', '.join(map(str, state))}")
+    return Refused(text_of(error[0]), text_of(error[1]) if len(error) > 1 else "")
+
+
+def error_in(state: Mapping[str, Any]) -> Any:
+    """Return the error in the state of a delivery, as the library has it; None if there is none."""
+    found = state.get("rejected")
+    return found[0] if found and found[0] else None
 
 
 def readable(error: Exception) -> Exception:

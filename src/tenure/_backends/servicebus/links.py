@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from azure.core.exceptions import AzureError
-from azure.servicebus._pyamqp.constants import LinkDeliverySettleReason, SessionTransferState
-from azure.servicebus._pyamqp.performatives import DispositionFrame
 
-from tenure._backends.servicebus.codec import Encoded, Incoming, Transfer, incoming, text_of, transfer_of
-from tenure._backends.servicebus.driver import RELEASED, Connection, Disconnected, Outcome, Refused, readable
+from tenure._backends.servicebus.codec import Encoded, Incoming, incoming, transfer_of
+from tenure._backends.servicebus.driver import (
+    RELEASED,
+    Connection,
+    Disconnected,
+    Outcome,
+    Payload,
+    Refused,
+    error_in,
+    readable,
+    refusal,
+)
+from tenure._backends.servicebus.library import Link, SendingLink
 
 DRAIN_MAX = 5.0
 """Seconds that a claim waits until the service has taken credit back; under load, it does so late or never."""
@@ -54,18 +62,18 @@ class SendLink(Connection):
 
     def __init__(self, owner: Any, clock: Callable[[], float]) -> None:
         super().__init__(owner, clock)
+        self._link = cast(SendingLink, self._wire.link)
         self._free = asyncio.Semaphore(100)
-        self._link._outgoing_transfer = self._write
 
     @property
     def size_max(self) -> int:
         """The largest message in bytes, its headers included."""
-        return cast(int, self._link.remote_max_message_size or BATCH_STANDARD)
+        return self._link.message_max or BATCH_STANDARD
 
     @property
     def batch_max(self) -> int:
         """The largest transfer of several messages in bytes, which may be smaller."""
-        said = (self._link.remote_properties or {}).get(b"com.microsoft:max-message-batch-size")
+        said = self._link.properties.get("com.microsoft:max-message-batch-size")
         if isinstance(said, int) and said > 0:
             return said
         return BATCH_PREMIUM if self.size_max >= BATCH_PREMIUM else BATCH_STANDARD
@@ -80,43 +88,19 @@ class SendLink(Connection):
         async with self._free:
             answer = self._future()
 
-            async def settled(reason: LinkDeliverySettleReason, state: Any) -> None:
+            def settled(state: Mapping[str, Any] | None) -> None:
                 if not answer.done():
-                    answer.set_result((reason, state))
+                    answer.set_result(state)
 
             try:
-                async with self._transfers:  # a large one takes several frames
-                    await self._link.send_transfer(transfer, on_send_complete=settled, timeout=0)
-                reason, state = await answer
+                await self._link.send(transfer, settled)
+                state = await answer
             finally:
                 answer.cancel()  # it may have been given up before it was awaited
-        if reason is not LinkDeliverySettleReason.DISPOSITION_RECEIVED:
+        if state is None:
             raise Disconnected("the link was detached before the answer came")
         if "accepted" not in state:
-            raise _refusal(state)
-
-    # --- called by the library ---
-
-    async def _write(self, delivery: Any) -> bool:
-        """Write a transfer as it is: the library would encode a message of its own."""
-        transfer: Transfer = delivery.message
-        number = self._link.delivery_count + 1
-        fields = ("rcv_settle_mode", "state", "resume", "aborted", "batchable")
-        delivery.frame = {
-            **dict.fromkeys(fields),
-            "handle": self._link.handle,
-            "delivery_tag": struct.pack(">I", number % 2**32),
-            "message_format": transfer.format,
-            "settled": False,
-            "more": False,
-            "payload": transfer.payload,
-        }
-        await self._session._outgoing_transfer(delivery, None)
-        if delivery.transfer_state == SessionTransferState.OKAY:
-            self._link.delivery_count = number
-            self._link.current_link_credit -= 1
-            delivery.sent = True
-        return False  # it is not settled before the answer
+            raise refusal(state)
 
 
 class ReceiveLink(Connection):
@@ -124,6 +108,7 @@ class ReceiveLink(Connection):
 
     def __init__(self, owner: Any, clock: Callable[[], float], arrived: Callable[[], None]) -> None:
         super().__init__(owner, clock)
+        self._link = cast(Link, self._wire.link)
         self._arrived = arrived
         self.ready: deque[Arrived] = deque()
         """Messages that have come, and that nobody has taken yet."""
@@ -141,18 +126,15 @@ class ReceiveLink(Connection):
         """Whether leave was to be taken back, and the service has not answered yet."""
         self.is_new = True
         """Whether it was not looked for messages yet."""
-        self._link._incoming_transfer = self._on_transfer
-        self._link._incoming_flow = self._on_flow
-        self._link._incoming_disposition = self._on_disposition
+        self._payload = Payload()
+        self._link.on_transfer(self._on_transfer)
+        self._link.on_flow(self._on_flow)
+        self._link.on_disposition(self._on_disposition)
 
     @property
     def session(self) -> tuple[str, float] | None:
         """The name of the session that this link has locked, and until when."""
-        session = self._owner.session
-        if session is None:
-            return None
-        until = session.locked_until_utc
-        return session.session_id, 0.0 if until is None else until.timestamp()
+        return self._wire.session
 
     @property
     def first_ready(self) -> Arrived | None:
@@ -165,7 +147,7 @@ class ReceiveLink(Connection):
     @property
     def credit(self) -> int:
         """For how many messages the service has leave."""
-        return max(0, cast(int, self._link.current_link_credit))  # more may come than is asked for anew
+        return max(0, self._link.credit)  # more may come than is asked for anew
 
     async def ask(self, count: int) -> None:
         """Give leave for *count* messages, in place of what was given before."""
@@ -173,7 +155,7 @@ class ReceiveLink(Connection):
         if self.credit == 0:
             self._asked_at = self._now()
         self._wanted = count
-        await self._link.flow(link_credit=count)
+        await self._link.give_leave(count)
 
     async def until_more(self, seconds: float) -> bool:
         """Wait until a message comes; return whether one did."""
@@ -201,7 +183,7 @@ class ReceiveLink(Connection):
         drained = self._drained = self._future(is_question=False)
         was_owing, self.owes_answer = self.owes_answer, True
         try:
-            await self._link.flow(link_credit=self.credit, drain=True)
+            await self._link.give_leave(self.credit, drain=True)
             async with asyncio.timeout(within):
                 await drained
         except TimeoutError:
@@ -242,11 +224,8 @@ class ReceiveLink(Connection):
             futures.append(future)
             self._outcomes[one.delivery_id] = future
             self.unsettled.discard(one.delivery_id)
-            frame = DispositionFrame(
-                role=True, first=one.delivery_id, last=None, settled=False, state=outcome.state, batchable=None
-            )
             try:
-                await self._session._outgoing_disposition(frame)
+                await self._wire.settle(one.delivery_id, outcome.state)
             except Exception as error:
                 future.cancel()
                 futures[-1] = readable(error)
@@ -262,8 +241,8 @@ class ReceiveLink(Connection):
                 continue
             try:
                 state = await each
-                is_accepted = bool(state) and outcome.name in state and not _error_in(state)
-                answers.append(None if is_accepted else _refusal(state or {}))
+                is_accepted = bool(state) and outcome.name in state and not error_in(state)
+                answers.append(None if is_accepted else refusal(state or {}))
             except (Refused, Disconnected, OSError, AzureError) as error:
                 answers.append(error)
         return answers
@@ -272,40 +251,28 @@ class ReceiveLink(Connection):
         """Settle a delivery whose lock is over, without an answer: the service counts those that are not settled."""
         if self.lost is None and one.delivery_id in self.unsettled:
             self.unsettled.discard(one.delivery_id)
-            frame = DispositionFrame(
-                role=True, first=one.delivery_id, last=None, settled=True, state=RELEASED.state, batchable=None
-            )
             with suppress(Exception):  # the link may be lost by now
-                await self._session._outgoing_disposition(frame)
+                await self._wire.settle(one.delivery_id, RELEASED.state, settled=True)
 
     # --- called by the library, from the reading task ---
 
     async def _on_transfer(self, frame: Any) -> None:
-        """Take a frame of a message. The library's own function fails with the connection at what it can't read."""
-        link, is_aborted = self._link, bool(frame[9])
-        is_last = is_aborted or not frame[5]
-        if frame[1] is not None and not link._received_payload:
-            link._first_frame = frame
-        if is_last:  # an aborted one has used leave, too
-            link.delivery_count += 1
-            link.current_link_credit -= 1
-        if is_aborted:
-            link._received_payload = bytearray()
-            await self._on_aborted()
+        """Take a frame of a message."""
+        found, is_last = self._payload.add(frame)
+        if not is_last:
             return
-        payload = frame[11]
-        if link._received_payload or not is_last:
-            link._received_payload.extend(payload)
-            payload = link._received_payload
-        if is_last:
-            link._received_payload = bytearray()
-            self._on_message(link._first_frame, incoming(memoryview(payload)))
+        self._link.count += 1  # an aborted one has used leave, too
+        self._link.credit -= 1
+        if found is None:
+            await self._on_aborted()
+        else:
+            self._on_message(self._payload.first, incoming(found))
 
     async def _on_aborted(self) -> None:
         """Give the leave anew that a message has used which the service has begun, and aborted: it is settled."""
         self._end_drain()
         if self._drained is None and self._wanted > self.credit:
-            await self._link.flow(link_credit=self._wanted)
+            await self._link.give_leave(self._wanted)
 
     def _on_message(self, frame: Any, message: Incoming) -> None:
         self.unsettled.add(frame[1])
@@ -326,14 +293,14 @@ class ReceiveLink(Connection):
         if frame[5] is None:
             return
         # The service takes leave back by counting on without a message. It may do so late, when more was given.
-        under_way = 1 if self._link._received_payload else 0  # a message that the service has counted, and not yet we
-        taken_back = (frame[5] - under_way - self._link.delivery_count) % 2**32
+        under_way = 1 if self._payload.has_begun else 0  # a message that the service has counted, and not yet we
+        taken_back = (frame[5] - under_way - self._link.count) % 2**32
         if 0 < taken_back < 2**31:
-            self._link.delivery_count = frame[5] - under_way
-            self._link.current_link_credit = max(0, self.credit - taken_back)
+            self._link.count = frame[5] - under_way
+            self._link.credit = max(0, self.credit - taken_back)
             self.owes_answer = self._drained is not None and self.owes_answer
             if self._drained is None and self._wanted > self.credit:  # late: it took what was given since
-                await self._link.flow(link_credit=self._wanted)
+                await self._link.give_leave(self._wanted)
         self._end_drain()
 
     async def _on_disposition(self, frame: Any) -> None:
@@ -348,16 +315,3 @@ class ReceiveLink(Connection):
     def _ended(self) -> None:
         self.unsettled.clear()
         self._arrived()
-
-
-def _error_in(state: Any) -> Any:
-    found = state.get("rejected")
-    return found[0] if found and found[0] else None
-
-
-def _refusal(state: Any) -> Exception:
-    """Return the error in the state of a delivery."""
-    error = _error_in(state)
-    if error is None:
-        return Refused("unknown", f"the service answered with {', '.join(map(str, state))}")
-    return Refused(text_of(error[0]), text_of(error[1]) if len(error) > 1 else "")

@@ -217,8 +217,8 @@ class LiveMessages:
                 body = {"sequence-numbers": array_of_longs([sequence]), "receiver-settle-mode": uint_of(1)}
                 found = received_in(await self._namespace.ask(path, "receive-by-sequence-number", body))
                 tokens = array_of([token for _, token in found])
-                body = {"disposition-status": "completed", "lock-tokens": tokens}
-                await self._namespace.ask(path, "update-disposition", body)
+                settled = {"disposition-status": "completed", "lock-tokens": tokens}
+                await self._namespace.ask(path, "update-disposition", settled)
             except Refused as refused:
                 if refused.condition not in LOST:
                     raise

@@ -73,7 +73,7 @@ class Renewing:
         lock = self._places.lock_known(held[0].queue)
         try:
             body = {"lock-tokens": array_of([one.token for one in held])}
-            ends = (await self._namespace.ask(path, "renew-lock", body))[b"expirations"]
+            ends = (await self._namespace.ask(path, "renew-lock", body))["expirations"]
         except Refused as refused:
             if refused.condition not in LOST:
                 ends = self._namespace.translated(refused)

@@ -122,7 +122,7 @@ class Sessions:
         try:
             if ready is not None:  # its lock has begun before this question
                 renewed = await self._ask(path, link, "renew-session-lock", {"session-id": found})
-                until = moment_of(renewed[b"expiration"])
+                until = moment_of(renewed["expiration"])
             answer = await self._ask(path, link, "get-session-state", {"session-id": found})
         except BaseException:
             await self._namespace.end_session(link)
@@ -137,7 +137,7 @@ class Sessions:
         held = self._receipts.find_session(lock)
         if isinstance(answer, Lapsed) or held is None:
             return None
-        held.locked_until = moment_of(answer[b"expiration"])
+        held.locked_until = moment_of(answer["expiration"])
         return held.locked_until
 
     async def release(self, lock: SessionLock) -> Settled | Lapsed:

@@ -188,15 +188,11 @@ class Settling:
         link = None
         if held.session is not None:  # its locks are known on its link alone
             body["session-id"], link = held.session.name, held.session.link
-        state = outcome.state
-        if outcome.name == "modified" and state.message_annotations:
-            body["properties-to-modify"] = state.message_annotations
+        if outcome.changes:
+            body["properties-to-modify"] = outcome.changes
         if outcome.name == "rejected":
-            info = dict(state.error.info)
-            body["deadletter-reason"] = info.pop(REASON)
-            body["deadletter-description"] = info.pop(DESCRIPTION)
-            if info:
-                body["properties-to-modify"] = info
+            body["deadletter-reason"] = outcome.reason
+            body["deadletter-description"] = outcome.description
         try:
             await self._namespace.ask(held.path, "update-disposition", body, link)
         except FAILURES as error:
@@ -303,6 +299,6 @@ def _status(outcome: Outcome) -> str:
             return "completed"
         case "rejected":
             return "suspended"
-        case "modified" if outcome.state.undeliverable_here:
+        case "modified" if outcome.undeliverable:
             return "defered"
     return "abandoned"
