@@ -6,7 +6,8 @@ tenure needs none of this. The suites that a backend has to pass are in :mod:`te
 - Leases: :class:`LeaseStore`, or :class:`QueuedLeaseStore` where candidates stand in a queue. It gets a
   :class:`Grant`, and answers :class:`Granted`, :class:`HeldBy`, :class:`Vacant`, :class:`Lost`, :class:`Released` or
   :class:`NoAnswer`.
-- Queues: :class:`Broker`, or :class:`SurveyingBroker` where one request tells of many queues. It gets
+- Queues: :class:`Broker`, or :class:`SurveyingBroker` where one request tells of many queues, or :class:`PagingBroker`
+  where dead letters can't be shown by sequence. It gets
   :class:`tenure.Outgoing` and :class:`Settlement`, and answers :class:`Claim`,
   :class:`NoSession`, :class:`SessionLock`, :class:`Renewed`, :class:`Settled`, :class:`Lapsed`, :class:`Deleted`,
   :class:`NotEmpty`, :class:`Schedules`, :class:`Advanced` or :class:`NoAnswer`.
@@ -24,6 +25,7 @@ from tenure._queue.broker import (
     Claim,
     LiveSelection,
     NoSession,
+    PagingBroker,
     Schedules,
     Selection,
     SurveyingBroker,
@@ -67,6 +69,7 @@ __all__ = [
     "NoAnswer",
     "NoSession",
     "NotEmpty",
+    "PagingBroker",
     "QueuedLeaseStore",
     "Released",
     "Renewed",

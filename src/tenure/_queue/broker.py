@@ -27,7 +27,7 @@ Every broker keeps these rules:
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, cast
@@ -117,6 +117,8 @@ class QueueTraits:
     """Whether queues can be paused for all their consumers, and limited: ``max_locked``, ``rate``, ``session_rate``."""
     surveys: bool = False
     """Whether one request tells which of many queues hold messages; see :class:`SurveyingBroker`."""
+    dead_pages: bool = False
+    """Whether dead letters come page by page, in no order; see :class:`PagingBroker`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,6 +620,14 @@ class Broker(Protocol):
         each interruption. So a caller that calls this, then receives, then waits for a hint, misses nothing. Several
         changes may be reported as one. Ended delays and locks are not reported; see ``Claim.due_in``.
         """
+        ...
+
+
+class PagingBroker(Broker, Protocol):
+    """A broker that can't show dead letters by sequence; its ``traits.dead_pages`` is true."""
+
+    def dead_pages(self, queue: str, which: Selection) -> AsyncGenerator[Sequence[DeadMessage], None]:
+        """Yield the dead letters of *queue* that *which* selects, in any order, in pages of few bytes."""
         ...
 
 

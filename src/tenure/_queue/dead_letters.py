@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from typing import cast
 
-from tenure._queue.broker import EVERYTHING, Claim, Selection
+from tenure._queue.broker import EVERYTHING, Claim, PagingBroker, Selection
 from tenure._queue.checks import COUNT_MAX, check_count, check_name, check_sequences
 from tenure._queue.context import QueueContext
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage
+from tenure._queue.page_size import PageSize
 from tenure._queue.received import Message
 from tenure._queue.selections import select_dead
 
 PAGE = 100
+"""The dead letters that a filter is shown at once, at most."""
 
 Filter = Callable[[DeadMessage], bool]
 """``filter(dead)``: tells whether a dead letter is meant."""
@@ -58,10 +62,10 @@ class DeadLetters:
         if where is None:
             return list(await self._context.broker.peek_dead(self._context.name, which, limit))
         found: list[DeadMessage] = []
-        async for letter in self._all(which):
-            if where(letter):
-                found.append(letter)
-                if len(found) == limit:
+        async with aclosing(self._all(which)) as pages:
+            async for page in pages:
+                found = sorted([*found, *filter(where, page)], key=lambda one: one.sequence)[:limit]
+                if len(found) == limit and not self._is_unordered:
                     break
         return found
 
@@ -140,21 +144,34 @@ class DeadLetters:
         if where is None:
             return which
         meant: list[tuple[int, str]] = []
-        async for letter in self._all(which):
-            if where(letter):
-                meant.append((letter.sequence, letter.id))
-                if len(meant) == limit:
+        async with aclosing(self._all(which)) as pages:
+            async for page in pages:
+                meant += [(letter.sequence, letter.id) for letter in page if where(letter)]
+                if limit is not None and len(meant) >= limit and not self._is_unordered:
                     break
+        meant = sorted(meant)[:limit]
         # By both: where notes of others are believed, two letters may have one sequence.
         return replace(EVERYTHING, sequences=frozenset(one for one, _ in meant), ids=frozenset(one for _, one in meant))
 
-    async def _all(self, which: Selection) -> AsyncGenerator[DeadMessage, None]:
+    @property
+    def _is_unordered(self) -> bool:
+        """Whether a later dead letter may have a lower sequence, or an equal one."""
+        return self._context.broker.traits.order == "impossible"
+
+    async def _all(self, which: Selection) -> AsyncGenerator[Sequence[DeadMessage], None]:
+        """Yield those that *which* selects, page by page; no page is held while the next one is read."""
         broker, name = self._context.broker, self._context.name
-        if broker.traits.order == "impossible":  # a later one may have a lower sequence, or an equal one
-            for letter in await broker.peek_dead(name, which, COUNT_MAX):
-                yield letter
-            return
-        while page := await broker.peek_dead(name, which, PAGE):
-            for letter in page:
-                yield letter
-            which = replace(which, after=page[-1].sequence)
+        if broker.traits.dead_pages:
+            async with aclosing(cast(PagingBroker, broker).dead_pages(name, which)) as pages:
+                async for page in pages:
+                    yield page
+                    del page
+        elif self._is_unordered:
+            yield await broker.peek_dead(name, which, COUNT_MAX)
+        else:
+            size = PageSize(PAGE)
+            while shown := await broker.peek_dead(name, which, size.messages):
+                size.learn(len(one.body) for one in shown)
+                which = replace(which, after=shown[-1].sequence)
+                yield shown
+                del shown  # before the next one is read

@@ -38,12 +38,10 @@ async def remove_selected(
     Copies of one dead letter are removed with it, and not counted. Return the number of removed messages.
     """
     count = 0
-    others: dict[str, FoundMessage] = {}
+    others: dict[str, tuple[str, str | None]] = {}  # the receipts, and what is to be written, if anything is
 
     async def unlock(connections: LoopConnections, one: str) -> None:
-        found = others[one]
-        text = None if queue.endswith(DEAD_SUFFIX) else _without_this_delivery(found)
-        receipt = str(found.raw.pop_receipt)
+        receipt, text = others[one]
         client = client_of(connections, queue)
         await unless_refused(client.update_message(one, receipt, content=text, visibility_timeout=0), *NOT_OURS)
 
@@ -70,7 +68,10 @@ async def remove_selected(
             chosen = {one.raw.id for group in taken for one in group}
             # If all were checked before, there are so many that the first locks have ended.
             has_more = len(found) >= ROUND and not all(one.raw.id in others for one in found)
-            others.update((str(one.raw.id), one) for one in found if one.raw.id not in chosen)
+            for one in found:
+                if one.raw.id not in chosen:
+                    text = None if queue.endswith(DEAD_SUFFIX) else _without_this_delivery(one)
+                    others[str(one.raw.id)] = str(one.raw.pop_receipt), text
             count += sum(await account.run_all([partial(remove, one=group[0], is_copy=False) for group in taken]))
             copies = [one for group in taken for one in group[1:]]
             await account.run_all([partial(remove, one=one, is_copy=True) for one in copies])

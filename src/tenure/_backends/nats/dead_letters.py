@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tenure._backends.nats.client import FAILURES, Client, number_in, part_of
@@ -25,6 +25,8 @@ from tenure._backends.nats.messages import (
     dead_delivery_of,
     dead_message,
     is_selected_dead,
+    lowest,
+    rank_of,
     read_message,
 )
 from tenure._backends.nats.places import Places
@@ -37,6 +39,7 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.delivery_ends import EndedDelivery, noted, outcome_of
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery
+from tenure._queue.page_size import BYTES
 from tenure._queue.verdicts import (
     GIVE_BACK,
     LAPSED,
@@ -54,7 +57,21 @@ from tenure.errors import TenureError
 SCANNING_SHARE = 0.25
 """The share of a lock's time after which a claim looks for no more dead letters."""
 
+PAGE = 100
+"""How many dead letters are shown at once, at most."""
+
 Act = Callable[[Connection, Found], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True)
+class DeadLook:
+    """A look at the dead letters of *queue* that *which* selects, up to number *last* in the stream."""
+
+    queue: str
+    which: Selection
+    last: int
+    after: int = 0
+    """The number of the one that was seen last."""
 
 
 class DeadLetters:
@@ -238,23 +255,34 @@ class DeadLetters:
                 return 0
             raise
 
-    async def _selected(self, connection: Connection, queue: str, which: Selection) -> list[Found]:
-        """Return the dead letters of *queue* that *which* selects, by sequence."""
+    async def begin_look(self, connection: Connection, queue: str, which: Selection) -> DeadLook:
+        """Begin to look at the dead letters of *queue* that *which* selects."""
         dead = dead_letters_of(queue)
         await self._clock.ensure_known(connection, self._places.place_of(dead).stream)
-        which = which.at(self._clock.now())
-        last = await self._last(connection, dead)
-        found: list[Found] = []  # of two, one may claim the sequence and the id of the other
-        async for one in self._storing.scan(connection, dead):
-            if one.stored_as > last:
+        return DeadLook(queue, which.at(self._clock.now()), await self._last(connection, dead))
+
+    async def _selected(self, connection: Connection, look: DeadLook) -> AsyncIterator[Found]:
+        """Yield what *look* has not seen yet, as it lies in the stream."""
+        async for one in self._storing.scan(connection, dead_letters_of(look.queue), look.after, look.last):
+            look.after = one.stored_as
+            if is_selected_dead(one, look.which):
+                yield one
+
+    async def page(self, connection: Connection, look: DeadLook) -> Sequence[DeadMessage]:
+        """Go on with *look*, and show up to ``PAGE`` dead letters, and no more than one beyond ``BYTES`` of bodies."""
+        page: list[DeadMessage] = []
+        size = 0
+        async for one in self._selected(connection, look):
+            page.append(dead_message(look.queue, one))
+            size += len(one.body)
+            if len(page) >= PAGE or size > BYTES:
                 break
-            if is_selected_dead(one, which):
-                found.append(one)
-        return sorted(found, key=lambda one: (one.sequence, one.id, one.stored_as))
+        return page
 
     async def peek(self, connection: Connection, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
-        return [dead_message(queue, one) for one in (await self._selected(connection, queue, which))[:limit]]
+        look = await self.begin_look(connection, queue, which)
+        return [dead_message(queue, one) for one in await lowest(self._selected(connection, look), limit)]
 
     async def redrive(
         self, connection: Connection, queue: str, which: Selection, limit: int | None, *, dry_run: bool, to: str | None
@@ -281,34 +309,41 @@ class DeadLetters:
     async def _remove(
         self, connection: Connection, queue: str, which: Selection, limit: int | None, act: Act | None, *, dry_run: bool
     ) -> int:
-        """Lock the dead letters that are selected and not locked, act on each, and remove it.
+        """Lock the dead letters that are selected and not locked, act on each, and remove it; the oldest first.
 
-        One that is too large to be stored again, as another program's may be, can only be removed.
+        They are read once more, each for itself: all of them may be too large for the memory. One that is too large to
+        be stored again, as another program's may be, can only be removed.
         """
+        look, now = await self.begin_look(connection, queue, which), self._clock.now()
+        places = sorted([rank_of(one) async for one in self._selected(connection, look) if one.locked_until <= now])
+        if dry_run:
+            return len(places[:limit])
         removed = 0
-        for found in await self._selected(connection, queue, which):
+        for *_, place in places:
             if limit is not None and removed >= limit:
                 break
-            now = self._clock.now()
-            if found.locked_until > now:
-                continue
-            if not dry_run:
-                # Locked first: of two processes, one moves it.
-                state = _kept(found, locked_until=now + self._client.options.timeout, lock=new_key())
-                try:
-                    locked = await self._store(connection, found, state)
-                    if locked is None:
-                        continue
-                    if act is not None:
-                        await act(connection, locked)
-                except TooLarge:
-                    if act is not None:
-                        continue
-                    locked = found
-                stream = self._places.place_of(locked.queue).stream
-                await self._storing.delete(connection, stream, locked.stored_as)
-            removed += 1
+            async for found in self._storing.scan(connection, dead_letters_of(queue), place - 1, place):
+                removed += await self._remove_one(connection, found, act)
         return removed
+
+    async def _remove_one(self, connection: Connection, found: Found, act: Act | None) -> bool:
+        now = self._clock.now()
+        if found.locked_until > now:
+            return False
+        # Locked first: of two processes, one moves it.
+        state = _kept(found, locked_until=now + self._client.options.timeout, lock=new_key())
+        try:
+            locked = await self._store(connection, found, state)
+            if locked is None:
+                return False
+            if act is not None:
+                await act(connection, locked)
+        except TooLarge:
+            if act is not None:
+                return False
+            locked = found
+        await self._storing.delete(connection, self._places.place_of(locked.queue).stream, locked.stored_as)
+        return True
 
 
 def _kept(found: Found, **changes: object) -> State:

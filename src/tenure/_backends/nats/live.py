@@ -8,7 +8,7 @@ present form are shown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from tenure._backends.nats.client import Client, Json, number_in, part_of
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import NO_CONSUMER, NO_MESSAGE, NO_STREAM, NoJetStream, Refusal
-from tenure._backends.nats.messages import Found, is_selected_live, live_message, read_message
+from tenure._backends.nats.messages import Found, is_selected_live, live_message, lowest, read_message
 from tenure._backends.nats.places import Places
 from tenure._backends.nats.receiving import Receiving, locked_for, sort
 from tenure._backends.nats.store_clock import StoreClock
@@ -186,22 +186,18 @@ class LiveMessages:
 
     async def peek(self, connection: Connection, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show the messages that were not delivered in their present form."""
-        found = await self._selected(connection, queue, which)
-        return [live_message(one) for one in found[:limit]]
+        return [live_message(one) for one in await lowest(self._selected(connection, queue, which), limit)]
 
-    async def _selected(self, connection: Connection, queue: str, which: LiveSelection) -> list[Found]:
-        """Return the messages that *which* selects, of those that were not delivered, by sequence."""
+    async def _selected(self, connection: Connection, queue: str, which: LiveSelection) -> AsyncIterator[Found]:
+        """Yield the messages that *which* selects, of those that were not delivered."""
         consumer = await self._looked_after(connection, queue)
         await self._clock.ensure_known(connection, self._places.place_of(queue).stream)
         after = 0 if consumer is None else number_in(part_of(consumer, "delivered"), "stream_seq")
         now = self._clock.now()
-        found = [
-            one
-            async for one in self._storing.scan(connection, queue, after)
-            if one.properties.due <= now and not one.state.locked_for and not one.is_expired_at(now)
-            if is_selected_live(one, which)
-        ]
-        return sorted(found, key=lambda one: one.sequence)
+        async for one in self._storing.scan(connection, queue, after):
+            is_ready = one.properties.due <= now and not one.state.locked_for and not one.is_expired_at(now)
+            if is_ready and is_selected_live(one, which):
+                yield one
 
     async def purge(self, connection: Connection, queue: str, which: LiveSelection, *, dry_run: bool) -> int:
         """Remove messages that are not locked; each is pulled first, so that nobody else has it.
@@ -209,7 +205,7 @@ class LiveMessages:
         Those that are not selected are given back, in their order.
         """
         if dry_run:
-            return len(await self._selected(connection, queue, which))
+            return sum([1 async for _ in self._selected(connection, queue, which)])
         stream = self._places.place_of(queue).stream
         info = await self._info(connection, f"STREAM.INFO.{stream}")
         consumer = await self._places.consumer_of(connection, queue)

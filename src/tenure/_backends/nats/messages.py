@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from nats.aio.msg import Msg
@@ -192,6 +193,21 @@ def dead_message(home: str, found: Found) -> DeadMessage:
 def live_message(found: Found) -> LiveMessage:
     """Return a message that is ready, to be looked at."""
     return live_message_of(_delivery(found, "", found.state.deliveries, 0.0, None), "ready")
+
+
+def rank_of(found: Found) -> tuple[int, str, int]:
+    """Return what messages are ordered by; of two, one may claim the sequence and the id of the other."""
+    return found.sequence, found.id, found.stored_as
+
+
+async def lowest(founds: AsyncIterator[Found], limit: int) -> list[Found]:
+    """Return the first *limit* messages in order, and hold no more than twice as many meanwhile."""
+    lowest: list[Found] = []
+    async for one in founds:
+        lowest.append(one)
+        if len(lowest) >= 2 * limit:
+            lowest = sorted(lowest, key=rank_of)[:limit]
+    return sorted(lowest, key=rank_of)[:limit]
 
 
 def is_selected_live(found: Found, which: LiveSelection) -> bool:

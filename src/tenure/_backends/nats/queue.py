@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -86,6 +86,7 @@ QUEUE_TRAITS = QueueTraits(
     schedules="emulated",
     limits="impossible",
     tells_holder=False,
+    dead_pages=True,
 )
 
 LONG = 3_600.0
@@ -469,6 +470,13 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         return await self._client.run(
             lambda connection: self._dead_letters.peek(connection, queue, which, limit), within=LONG
         )
+
+    async def dead_pages(self, queue: str, which: Selection) -> AsyncGenerator[Sequence[DeadMessage], None]:
+        """Yield the dead letters that *which* selects, page by page."""
+        look = await self._client.run(lambda connection: self._dead_letters.begin_look(connection, queue, which))
+        while page := await self._client.run(lambda connection: self._dead_letters.page(connection, look), within=LONG):
+            yield page
+            page = ()  # it is not held while the next one is read
 
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None

@@ -249,6 +249,11 @@ class AmqpChannel:
         self._check()
         self._order(partial(self._raw.basic_reject, tag, requeue=requeue, wait=False), None)
 
+    def reject_up_to(self, tag: int) -> None:
+        """Let all deliveries up to this one be delivered again, and count these. There is no answer."""
+        self._check()
+        self._order(partial(self._raw.basic_nack, tag, multiple=True, requeue=True, wait=False), None)
+
     # --- the sender ---
 
     def _check(self) -> None:

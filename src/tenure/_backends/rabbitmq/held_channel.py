@@ -10,7 +10,7 @@ answers no request that changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from aiormq import spec
@@ -126,6 +126,25 @@ class HeldChannel:
         if self.channel.lost is None:
             self.on_verdict(tag)
         self.channel.reject(tag, requeue=requeue)
+
+    def reject_all(self) -> Iterator[None]:
+        """Let all messages be delivered again, in their order, and count these deliveries; a ``GROUP`` at each step.
+
+        Before the next step, the queue must have taken them: of more than 32 commands, it would mix the order.
+        """
+        groups: list[list[int]] = []
+        consumers: set[str] = set()
+        for tag, consumer in self._unacked.items():  # as they are now: those that come again stay
+            if not groups or (consumer not in consumers and len(consumers) == GROUP):
+                groups.append([])
+                consumers.clear()
+            consumers.add(consumer)
+            groups[-1].append(tag)
+        for group in groups:
+            for tag in group:
+                del self._unacked[tag]
+            self.channel.reject_up_to(group[-1])
+            yield
 
     def begin_ack(self, tag: int) -> asyncio.Future[None]:
         """Acknowledge a message; the future is done when the server is proven to have taken it.

@@ -16,7 +16,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -99,6 +99,7 @@ QUEUE_TRAITS = QueueTraits(
     schedules="emulated",
     limits="impossible",
     tells_holder=False,
+    dead_pages=True,
 )
 
 DELIVERY_LIMIT = 2**31 - 1
@@ -691,6 +692,16 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         return await self._client.run(
             partial(self._browser.peek_dead, queue, which, limit), within=BROWSE_WITHIN, to_end=True
         )
+
+    async def dead_pages(self, queue: str, which: Selection) -> AsyncGenerator[Sequence[DeadMessage], None]:
+        """Yield the dead letters that *which* selects, page by page; each is held until the end."""
+        look = await self._client.run(partial(self._browser.begin_look, queue, which))
+        try:
+            while page := await self._client.run(look.next, within=BROWSE_WITHIN, to_end=True):
+                yield page
+                page = ()  # it is not held while the next one is read
+        finally:
+            await self._client.run(look.end, to_end=True)
 
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None

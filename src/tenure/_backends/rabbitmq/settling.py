@@ -237,31 +237,42 @@ class Settling:
         """Give back, uncounted, what came and was not asked for."""
         if channel.lost is not None:  # the server has given them back
             return
-        failed: list[Exception] = []
+        now = time.time()
+        founds = [found_message(queue, raw, now) for raw in messages]
+        staying = [one for one in founds if one.is_dead and not one.returned]
+        staying += await self.write_anew(channel, [one for one in founds if not one.is_dead or one.returned])
+        for one in staying:
+            channel.reject(one.raw.tag)
+        await channel.flow()
 
-        async def give_one_back(raw: Delivered) -> None:
-            async with self._turn_to_give_back(queue):
-                found = found_message(queue, raw, time.time())
-                # Once a copy has failed, the server gives the others back, and counts it: each might take as long.
-                if failed or (found.is_dead and not found.returned):
-                    channel.reject(raw.tag)
+    async def write_anew(self, channel: HeldChannel, founds: Sequence[FoundMessage]) -> list[FoundMessage]:
+        """Put messages of one queue behind all others, uncounted; return those for which the server takes no copy.
+
+        Once a copy has failed, no more are tried: each might take as long.
+        """
+        left: list[FoundMessage] = []
+        has_failed = False
+
+        async def write(found: FoundMessage) -> None:
+            nonlocal has_failed
+            async with self._turn_to_give_back(found.queue):
+                if has_failed:
+                    left.append(found)
                     return
                 facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count - 1)
                 try:
                     await self._publish(channel, found, Copy(facts))
-                except Unacceptable:
-                    channel.reject(raw.tag)
                 except (*FAILURES, TenureError) as error:
-                    failed.append(error)
-                    channel.reject(raw.tag)
+                    if not isinstance(error, Unacceptable):
+                        has_failed = True
+                    left.append(found)
                 else:
-                    await channel.begin_ack(raw.tag)
+                    await channel.begin_ack(found.raw.tag)
 
-        given_back = await asyncio.gather(*map(give_one_back, messages), return_exceptions=True)
-        for error in given_back:
+        for error in await asyncio.gather(*map(write, founds), return_exceptions=True):
             if error is not None:
                 raise error
-        await channel.flow()
+        return left
 
     async def move_found(self, channel: HeldChannel, found: FoundMessage, outcome: Outcome, now: float) -> None:
         """Move a message to the dead letters that was found expired or exhausted."""

@@ -35,6 +35,9 @@ UNANSWERED_MAX = 100
 """Verdicts that are on their way at once."""
 
 
+NOTHING = Incoming((), {}, (), {}, (), {})
+
+
 class Arrived(NamedTuple):
     """A message that came on a link."""
 
@@ -50,6 +53,10 @@ class Arrived(NamedTuple):
     def size(self) -> int:
         """The bytes of its body."""
         return self.message.size
+
+    def emptied(self) -> Arrived:
+        """Return it without the message: what it takes to settle it, or to renew its lock."""
+        return self._replace(message=NOTHING)
 
     @property
     def token(self) -> UUID:

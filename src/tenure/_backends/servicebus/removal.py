@@ -15,10 +15,11 @@ from tenure._backends.servicebus.links import Arrived, ReceiveLink
 from tenure._backends.servicebus.message_format import Received, received
 from tenure._backends.servicebus.names import Path
 from tenure._queue.checks import INT_MAX
+from tenure._queue.page_size import PageSize
 from tenure.errors import Unavailable
 
 ROUND = 200
-"""Messages that are received and looked at together."""
+"""Messages that are received and looked at together, at most."""
 
 Act = Callable[[list[tuple[Received, Arrived]], Callable[[int], None]], Awaitable[None]]
 """What is done with the selected messages before they are removed. It tells for how many more of them it is done."""
@@ -52,21 +53,22 @@ async def remove(
     The others stay locked until all were looked at: handed back earlier, they would be received again before the rest.
     Return how many were removed; or would have been, on a dry run.
     """
-    count, seen = 0, set[int]()
+    count, seen, size = 0, set[int](), PageSize(ROUND)
     others: list[tuple[ReceiveLink, Arrived]] = []
     renewed_at = time.monotonic()
     try:
         while limit is None or count < limit:
-            link, page = await source.claim(ROUND)
+            link, page = await source.claim(size.messages)
             if link is None or not page:
                 break
+            size.learn(one.size for one in page)
             found = [(received(source.queue, one.message), one) for one in page]
             chosen = [(one, arrived) for one, arrived in found if one.sequence not in seen and is_selected(one)]
             chosen = chosen if limit is None else chosen[: limit - count]
             if dry_run:
                 count, chosen = count + len(chosen), []
             taken = {arrived.delivery_id for _, arrived in chosen}
-            others += [(link, arrived) for _, arrived in found if arrived.delivery_id not in taken]
+            others += [(link, arrived.emptied()) for _, arrived in found if arrived.delivery_id not in taken]
             count += await _remove(link, chosen, act, others)
             sequences = {one.sequence for one, _ in found}
             if sequences & seen or min(sequences) > source.highest:
