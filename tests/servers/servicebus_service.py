@@ -41,7 +41,7 @@ from proton.reactor import ApplicationEvent, Container, EventInjector
 
 from tests.servers.servicebus_entities import DEAD, Entity, Ledger, Namespace, Refusal
 from tests.servers.servicebus_http import serve
-from tests.servers.servicebus_wire import content_of, encoded, token_tag, unbatched
+from tests.servers.servicebus_wire import content_of, encoded, require_room, token_tag, unbatched
 
 VENDOR = "com.microsoft:"
 SESSION_FILTER = symbol(f"{VENDOR}session-filter")
@@ -49,6 +49,7 @@ EPOCH_TICKS = 621_355_968_000_000_000
 """The .NET ticks at the beginning of 1970."""
 TICK = 0.01
 BATCH_MAX = 1_048_576
+FRAME_MAX = 65_536
 
 KEY = "SAS_KEY_VALUE"
 POLICIES = {"RootManageSharedAccessKey": "manage", "SendListen": "send listen", "Nothing": ""}
@@ -190,6 +191,7 @@ class Service(MessagingHandler):
     def on_connection_opening(self, event: Any) -> None:
         event.connection.container = "service"
         event.transport.idle_timeout = 240.0
+        event.transport.max_frame_size = FRAME_MAX
         self._connections.add(event.connection)
 
     def on_disconnected(self, event: Any) -> None:
@@ -447,13 +449,16 @@ class Service(MessagingHandler):
                     entity.complete(token, now)
                 case Delivery.REJECTED:
                     condition = delivery.remote.condition
-                    info = (condition.info if condition is not None else None) or {}
-                    entity.dead_letter(token, now, {str(name): value for name, value in info.items()})
+                    given = (condition.info if condition is not None else None) or {}
+                    info = {str(name): value for name, value in given.items()}
+                    require_room(entity.held(token, now), info)
+                    entity.dead_letter(token, now, info)
                 case Delivery.RELEASED:
                     entity.put_back(token, now, counts=False)
                 case Delivery.MODIFIED:
                     given = delivery.remote.annotations or {}
                     changes = {str(name): value for name, value in given.items()}
+                    require_room(entity.held(token, now), changes)
                     if delivery.remote.undeliverable:
                         entity.defer(token, now, changes)
                     else:
@@ -561,6 +566,7 @@ class Service(MessagingHandler):
             entity.held(token, now)
         changes = {str(name): value for name, value in (body.get("properties-to-modify") or {}).items()}
         for token in tokens:
+            require_room(entity.held(token, now), changes)
             match str(body["disposition-status"]):
                 case "completed":
                     entity.complete(token, now)

@@ -8,7 +8,7 @@ from typing import Any
 
 from proton import Data, Message, symbol, timestamp
 
-from tests.servers.servicebus_entities import Content, Item
+from tests.servers.servicebus_entities import Content, Item, Refusal
 
 HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA = 0x70, 0x71, 0x72, 0x73, 0x74, 0x75
 BODY = frozenset((DATA, 0x76, 0x77, 0x78))
@@ -99,6 +99,17 @@ def encoded(item: Item, *, is_locked: bool = False, shows_state: bool = False) -
         annotations[symbol("x-opt-message-state")] = STATES[item.state]
     application = _merged(content.application, item.changes) if item.changes else content.application
     return bytes(header.encode()) + _map(ANNOTATIONS, annotations) + content.properties + application + content.rest
+
+
+PROPERTIES_MAX = 65_536
+"""Bytes of all properties of a message, its application's and the others."""
+
+
+def require_room(item: Item, changes: Mapping[str, Any]) -> None:
+    """Refuse *changes* with which the properties of a message are too large: how the service does is not documented."""
+    merged = _merged(item.content.application, {**item.changes, **changes})
+    if len(merged) + len(item.content.properties) > PROPERTIES_MAX:
+        raise Refusal("amqp:not-allowed", f"The properties of a message must not exceed {PROPERTIES_MAX} bytes.")
 
 
 def _map(code: int, values: Mapping[Any, Any]) -> bytes:

@@ -49,6 +49,10 @@
     class TestMyConsumers(ConsumerSuite):
         harness = MyQueueHarness
 
+
+    class TestMyStoredAgain(StoredAgainSuite):
+        harness = MyQueueHarness
+
 They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and by the faults the harness can make.
 """
 
@@ -74,6 +78,7 @@ from tenure.testing._conformance.queues.cost import BrokerCostSuite
 from tenure.testing._conformance.queues.faults import BrokerFaultSuite
 from tenure.testing._conformance.queues.live import LiveMessagesSuite
 from tenure.testing._conformance.queues.locks import LockExpirySuite
+from tenure.testing._conformance.queues.stored_again import StoredAgainSuite
 from tenure.testing._conformance.queues.suite import BrokerSuite
 
 __all__ = [
@@ -97,6 +102,7 @@ __all__ = [
     "LockExpirySuite",
     "QueueHarness",
     "Scale",
+    "StoredAgainSuite",
 ]
 
 publish_all(__name__)

@@ -35,6 +35,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.servers import Azurite, shared
@@ -259,6 +260,7 @@ class TestAzureLeasesGated(LeaseFaultSuite):
 
 class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
+    keeps_whole_history = False
     foreign = tuple(TEXTS)
     lock = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
     backlog = 50  # each is a request of its own
@@ -323,6 +325,10 @@ class TestAzureLocks(LockExpirySuite):
 
 
 class TestAzureConsumers(ConsumerSuite):
+    harness = AzureQueueHarness
+
+
+class TestAzureStoredAgain(StoredAgainSuite):
     harness = AzureQueueHarness
 
 

@@ -23,6 +23,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction
 
@@ -139,6 +140,10 @@ class TestMemoryLocks(LockExpirySuite):
 
 
 class TestMemoryConsumers(ConsumerSuite):
+    harness = MemoryQueueHarness
+
+
+class TestMemoryStoredAgain(StoredAgainSuite):
     harness = MemoryQueueHarness
 
 

@@ -33,6 +33,7 @@ from tenure.testing.conformance import (
     LockExpirySuite,
     QueueHarness,
     Scale,
+    StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
@@ -111,6 +112,7 @@ MESSAGES: dict[str, dict[str, str]] = {
 
 class NatsQueueHarness(QueueHarness):
     traits = nats.QUEUE_TRAITS
+    keeps_whole_history = False
     foreign = tuple(MESSAGES)
     lock = 20.0 if CAN_TURN else 3.0
     lock_in_rounds = 200.0 if CAN_TURN else None
@@ -219,6 +221,10 @@ class TestNatsLocks(LockExpirySuite):
 
 
 class TestNatsConsumers(ConsumerSuite):
+    harness = NatsQueueHarness
+
+
+class TestNatsStoredAgain(StoredAgainSuite):
     harness = NatsQueueHarness
 
 

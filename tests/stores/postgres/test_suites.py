@@ -35,6 +35,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.servers import Postgres, shared
@@ -374,6 +375,10 @@ class TestPostgresLocks(LockExpirySuite):
 
 
 class TestPostgresConsumers(ConsumerSuite):
+    harness = PostgresQueueHarness
+
+
+class TestPostgresStoredAgain(StoredAgainSuite):
     harness = PostgresQueueHarness
 
 

@@ -36,6 +36,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold
 from tests.clocks import ring_alarms
@@ -96,6 +97,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
 
 class RabbitQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
+    keeps_whole_history = False
     deviations = (
         Deviation(
             "the server tells when a message died that expired while it waited",
@@ -256,6 +258,10 @@ class TestRabbitLocks(LockExpirySuite):
 
 
 class TestRabbitConsumers(ConsumerSuite):
+    harness = RabbitQueueHarness
+
+
+class TestRabbitStoredAgain(StoredAgainSuite):
     harness = RabbitQueueHarness
 
 

@@ -26,6 +26,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.durations import ANSWERED_WITHIN
@@ -214,6 +215,10 @@ class TestRedisLocks(LockExpirySuite):
 
 
 class TestRedisConsumers(ConsumerSuite):
+    harness = RedisQueueHarness
+
+
+class TestRedisStoredAgain(StoredAgainSuite):
     harness = RedisQueueHarness
 
 

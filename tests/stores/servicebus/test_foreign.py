@@ -770,10 +770,10 @@ def _is_as_sent(message: Incoming) -> None:
 async def test_a_dead_letter_that_is_too_large_with_its_history_is_redriven_without(
     server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links.SendLink, "size_max", 262_144)  # the Standard tier
     size = 262_144 - ROOM - 100 - (len(outgoing(Outgoing(b"x" * 1_000, id="large"), 0).data) - 1_000)
     async with opened(server.url) as broker:
         await broker.send(queue, [Outgoing(b"x" * size, id="large"), Outgoing(b"y", id="small")])
+        monkeypatch.setattr(links.SendLink, "size_max", 262_144)  # the Standard tier, after a larger one
         error = Failure("RuntimeError", "boom", "in the handler\n" * 1_000)
         verdicts = [Settlement(one, DeadLetter("bad", "", error)) for one in await claimed(broker, queue, 2)]
         await broker.settle(verdicts)

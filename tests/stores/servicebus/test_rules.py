@@ -446,10 +446,10 @@ async def test_a_message_too_large_for_its_history_is_retried_without(
     server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch, room: int, state: str
 ) -> None:
     """Without its delay, too, if there is no room even for the count of its deliveries."""
-    monkeypatch.setattr(links.SendLink, "size_max", 262_144)  # the Standard tier
     size = 262_144 - ROOM - room - (len(outgoing(Outgoing(b"x" * 1_000, id="large"), 0).data) - 1_000)
     async with opened(server.url) as broker:
         await broker.send(queue, [Outgoing(b"x" * size, id="large"), Outgoing(b"y", id="small")])
+        monkeypatch.setattr(links.SendLink, "size_max", 262_144)  # the Standard tier, after a larger one
         large, small = sorted(await received(broker, queue, 2), key=lambda one: one.id)
         error = Failure("RuntimeError", "boom", "in the handler\n" * 1_000)
         answers = await broker.settle([Settlement(large, Abandon(delay=600, error=error)), Settlement(small, COMPLETE)])

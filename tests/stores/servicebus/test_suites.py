@@ -32,6 +32,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    StoredAgainSuite,
 )
 from tenure.testing.faultproxy import FaultProxy
 from tests.durations import until
@@ -89,6 +90,7 @@ MESSAGES: dict[str, tuple[dict[Any, Any], list[Any] | None]] = {
 
 class ServiceBusHarness(QueueHarness):
     traits = QUEUE_TRAITS
+    keeps_whole_history = False
     deviations = (
         Deviation(
             "a delay and a redrive send a copy",
@@ -204,6 +206,10 @@ class TestServiceBusLocks(LockExpirySuite):
 
 
 class TestServiceBusConsumers(ConsumerSuite):
+    harness = ServiceBusHarness
+
+
+class TestServiceBusStoredAgain(StoredAgainSuite):
     harness = ServiceBusHarness
 
 

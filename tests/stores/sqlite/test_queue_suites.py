@@ -23,6 +23,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction
 from tests.stores.sqlite.test_lease_suites import moved_away
@@ -100,6 +101,10 @@ class TestSqliteLocks(LockExpirySuite):
 
 
 class TestSqliteConsumers(ConsumerSuite):
+    harness = SqliteQueueHarness
+
+
+class TestSqliteStoredAgain(StoredAgainSuite):
     harness = SqliteQueueHarness
 
 

@@ -46,6 +46,9 @@ from tenure._queue.notes import (
 TEXT_MAX = 65_536
 """The longest text that Azure allows, in bytes."""
 
+ROOM = 4_096
+"""Of them, so many are kept for what is noted with a message later: its counts, and why it died, if not all else."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Properties(Notes):

@@ -22,7 +22,7 @@ from tenure._backends.azure_storage.background import Background
 from tenure._backends.azure_storage.client import Account, LoopConnections, Refused, unless_refused
 from tenure._backends.azure_storage.dead_letters import DeadLetters, Request
 from tenure._backends.azure_storage.live import LiveMessages
-from tenure._backends.azure_storage.message_format import TEXT_MAX, Properties, encode
+from tenure._backends.azure_storage.message_format import ROOM, TEXT_MAX, Properties, encode
 from tenure._backends.azure_storage.names import POISON_SUFFIX, encode_metadata, queue_name_of
 from tenure._backends.azure_storage.receipts import Receipts
 from tenure._backends.azure_storage.records import FoundMessage, HeldMessage, delivery_of, timestamp_of
@@ -390,9 +390,9 @@ def _text_of(message: Outgoing) -> str:
         ttl=message.expires_in,
     )
     text = encode(message.body, properties)
-    if len(text) > TEXT_MAX:
+    if len(text) > TEXT_MAX - ROOM:
         raise ConfigError(
-            f"the message takes {len(text):,} characters with its headers, and an Azure queue allows {TEXT_MAX:,}; "
-            "send a reference to the data instead"
+            f"the message takes {len(text):,} characters with its headers, and an Azure queue allows {TEXT_MAX:,}, of "
+            f"which {ROOM:,} are kept for what tenure notes with it; send a reference to the data instead"
         )
     return text

@@ -165,7 +165,8 @@ class MemoryBroker(Transitions):
             size = 0
             while subqueue.ready and len(messages) < most and size < CLAIM_BYTES:
                 message = subqueue.messages.get(sequence_of(heapq.heappop(subqueue.ready)))
-                if message is not None and message.state is READY:
+                # One that was ready, dead and redriven is there twice, side by side.
+                if message is not None and message.state is READY and (not messages or message is not messages[-1]):
                     messages.append(message)
                     size += len(message.body)
             deliveries = self._lock(subqueue, messages, now + lock)
@@ -300,7 +301,8 @@ class MemoryBroker(Transitions):
                 and size < CLAIM_BYTES
                 and (sequence := subqueue.next_in_session(session)) is not None
             ):
-                heapq.heappop(session.ready)
+                while session.ready and session.ready[0] == sequence:  # twice, as above
+                    heapq.heappop(session.ready)
                 messages.append(subqueue.messages[sequence])
                 size += len(messages[-1].body)
             session.locked.update((message.sequence, message) for message in messages)

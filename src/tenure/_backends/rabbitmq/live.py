@@ -129,7 +129,7 @@ class Browser:
             id_ = None
             if to is not None:
                 facts, id_ = replace(facts, sequence=self._next_sequence(), sent_at=time.time()), one.id
-            properties = copied(one, facts, now=time.time(), id_=id_)
+            properties = copied(one, facts, now=time.time(), most=await self._publisher.properties_max(), id_=id_)
             await self._publisher.publish(to or queue, [Letter(properties, one.raw.body)])
 
         act = None if dry_run else put

@@ -78,7 +78,14 @@ server puts a message also into other queues."""
 CONTENT_TYPE = "content-type"
 
 FACTS_MAX = 40_000
-"""Bytes for history, error and description: all properties of a message must fit into a frame."""
+"""Bytes for history, error and description, if there is room for so many: all properties of a message must fit into a
+frame."""
+
+FACTS_REST = 256
+"""Bytes that the names and types of these headers take."""
+
+PROPERTIES_MAX = 131_050
+"""Bytes of all properties of a message, unless a server takes smaller frames."""
 
 EXPIRATION_MAX = 315_360_000_000
 """Milliseconds of the longest time to live of a message that RabbitMQ 3.10 takes: ten years. For a longer one, it would
@@ -219,9 +226,15 @@ def properties_of(message: Outgoing, id_: str, sequence: int, *, is_delayed: boo
 
 
 def copied(
-    found: FoundMessage, facts: Facts, *, now: float, id_: str | None = None, is_delayed: bool = False
+    found: FoundMessage,
+    facts: Facts,
+    *,
+    now: float,
+    most: int = PROPERTIES_MAX,
+    id_: str | None = None,
+    is_delayed: bool = False,
 ) -> Properties:
-    """Return the properties of a copy of *found*, with these *facts* instead of its own."""
+    """Return the properties of a copy of *found*, with these *facts* instead of its own, if *most* bytes are enough."""
     properties = copy.copy(found.raw.properties)
     properties.passed_on = properties.headers_without(
         lambda name: name.startswith(_NOT_COPIED_PREFIXES) or name in _NOT_COPIED_NAMES
@@ -234,6 +247,8 @@ def copied(
     properties.message_id = id_ or properties.message_id or found.id
     if not is_delayed and facts.expires_at is not None and facts.reason is None:
         properties.expiration = _expiration(facts.expires_at - now)
+    if facts.history or facts.reason is not None:
+        properties.headers |= _told_in(facts, min(FACTS_MAX, most - len(properties.marshal()) - FACTS_REST))
     return properties
 
 
@@ -257,9 +272,13 @@ def _headers_of(facts: Facts) -> dict[str, Any]:
         headers[EXPIRES_AT] = int(facts.expires_at * 1e6)
     if facts.deliveries:
         headers[DELIVERIES] = facts.deliveries
-    told = facts.written(_told, lambda one: sum(len(str(value).encode()) for value in one.values()) <= FACTS_MAX)
-    assert told is not None, "a reason is short"
-    return headers | told
+    return headers
+
+
+def _told_in(facts: Facts, room: int) -> dict[str, Any]:
+    """Return what is told of deliveries and of a death, or as much of it as has *room*; the least of it in any case."""
+    told = facts.written(_told, lambda one: sum(len(str(value).encode()) for value in one.values()) <= room)
+    return _told([*facts.shortened()][-1]) if told is None else told
 
 
 def _told(facts: Facts) -> dict[str, Any]:

@@ -28,6 +28,10 @@ from tenure._backends.rabbitmq.rejections import too_large
 UNCONFIRMED_MAX = 2_000
 """Messages on their way at once, of one call."""
 
+NOTES_ROOM = 4_096
+"""Bytes of the properties that a new message leaves for what is noted with a copy of it: its counts, and why it died,
+if not all else; an eighth of a frame at most, where those are small."""
+
 NEW_MAX = 2.0
 """Seconds for which a queue that refuses messages, and is not known yet, may be one that another process declares."""
 
@@ -69,8 +73,8 @@ class Publisher:
         self._ensure = ensure
         self._note_delay = note_delay
 
-    async def publish(self, queue: str, letters: Sequence[Letter]) -> None:
-        """Return when all *letters* are confirmed.
+    async def publish(self, queue: str, letters: Sequence[Letter], *, are_new: bool = False) -> None:
+        """Return when all *letters* are confirmed; *are_new* if each has to have room for what is noted later.
 
         Raises:
             TooLarge: One is too large. None is sent.
@@ -78,10 +82,15 @@ class Publisher:
             NotConfirmed: The queue refuses one. Others may be kept.
             AmqpError: The connection failed. Any of them may be kept.
         """
-        most = (await self._client.sending()).connection.properties_max
+        frame = await self.properties_max()
+        most = frame - min(NOTES_ROOM, frame // 8) if are_new else frame
         for index, one in enumerate(letters):
             if (size := len(one.properties.marshal())) > most:
-                raise TooLarge(f"the properties of a message ({size:,} bytes) don't fit into a frame", index)
+                raise TooLarge(
+                    f"the properties of a message take {size:,} bytes, and a frame has room for {frame:,}, of which "
+                    f"{frame - most:,} are kept for what tenure notes with it; put what is large into the body",
+                    index,
+                )
             if self._client.body_max is not None and len(one.body) > self._client.body_max:
                 raise TooLarge(too_large(one.body, self._client.body_max), index)
         for start in range(0, len(letters), UNCONFIRMED_MAX):
@@ -90,6 +99,10 @@ class Publisher:
             except Rejected as error:
                 error.index += start
                 raise
+
+    async def properties_max(self) -> int:
+        """Return how many bytes the properties of a message may have."""
+        return (await self._client.sending()).connection.properties_max
 
     async def _publish(self, queue: str, letters: Sequence[Letter]) -> None:
         is_new = not self._presence.knows(queue)

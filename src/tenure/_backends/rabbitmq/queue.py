@@ -393,7 +393,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             properties = properties_of(message, id_, sequence, is_delayed=bool(steps))
             letters.append(Letter(properties, message.body, steps))
         try:
-            await self._publisher.publish(queue, letters)
+            await self._publisher.publish(queue, letters, are_new=True)
         except Rejected as error:
             if len(messages) == 1:
                 raise MessageRefused(f"{self._client.url} refuses the message: {error}") from None

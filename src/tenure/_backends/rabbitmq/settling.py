@@ -229,7 +229,8 @@ class Settling:
         if channel.lost is not None:
             raise channel.lost
         steps = steps_of(min(copy.delay, DELAY_MAX)) if copy.delay else 0
-        properties = copied(found, copy.facts, now=time.time(), is_delayed=bool(steps))
+        most = await self._publisher.properties_max()
+        properties = copied(found, copy.facts, now=time.time(), most=most, is_delayed=bool(steps))
         queue = dead_letters_of(found.queue) if copy.is_dead and not found.is_dead else found.queue
         await self._publisher.publish(queue, [Letter(properties, found.raw.body, steps)])
 

@@ -66,7 +66,8 @@ def _encoded_head(message: Outgoing | Delivery) -> str:
 
 
 def encoded_failure(error: Failure | None) -> str:
-    return json.dumps(row_of(error)) if error else ""
+    """Return *error* as JSON, in which fifty of the longest are no longer than what is read of a history."""
+    return json.dumps(row_of(error), ensure_ascii=False) if error else ""
 
 
 def selected(some: frozenset[int] | frozenset[str] | None) -> list[Argument]:

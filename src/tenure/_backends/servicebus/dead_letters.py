@@ -73,7 +73,7 @@ class DeadLetters:
 
             while sent < len(encoded):
                 try:
-                    await self._sending.send(target, encoded, sessions=has_session, sent=note)
+                    await self._sending.send(target, encoded, sessions=has_session, are_copies=True, sent=note)
                 except MessageRefused as refused:  # one is too large with its history
                     found, arrived = chosen[refused.index]
                     short = again(found, arrived, is_short=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure._backends.servicebus.message_format import HEADERS_MAX, size_of
+from tenure._backends.servicebus.message_format import HEADERS_MAX, NOTES_ROOM, size_of
 from tenure._queue.outgoing import Outgoing
 from tenure.errors import ConfigError
 
@@ -17,7 +17,8 @@ def check_limits(message: Outgoing) -> None:
             raise ConfigError(
                 f"{name} has {len(text)} characters, and Service Bus takes {TEXT_MAX}; choose a shorter one"
             )
-    if (size := size_of(message.headers)) > HEADERS_MAX:
+    if (size := size_of(message.headers)) > HEADERS_MAX - NOTES_ROOM:
         raise ConfigError(
-            f"the headers take {size:,} bytes, and Service Bus takes {HEADERS_MAX:,}; put a part of them into the body"
+            f"the headers take {size:,} bytes, and Service Bus takes {HEADERS_MAX:,}, of which {NOTES_ROOM:,} are kept "
+            "for what tenure notes with the message; put a part of them into the body"
         )

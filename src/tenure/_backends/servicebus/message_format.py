@@ -33,7 +33,7 @@ from tenure._backends.servicebus.codec import (
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable, a_count, a_list, a_text, read_json, read_or, seconds
 from tenure._queue.checks import COUNT_MAX, INT_MAX, read_id
-from tenure._queue.delivery_ends import Outcome, history_noted
+from tenure._queue.delivery_ends import Cause, Outcome, history_noted
 from tenure._queue.failures import Failure
 from tenure._queue.headers import is_reserved, read_headers
 from tenure._queue.identity import ID_MARK
@@ -73,7 +73,10 @@ EACH = 8
 """Bytes that each property takes besides its name and its value."""
 
 HEADERS_MAX = 60_000
-"""Bytes of all headers: the rest is for the service's own."""
+"""Bytes of all headers, also those that tenure adds: the rest is for the other properties, and the service's own."""
+
+NOTES_ROOM = 2_048
+"""Bytes of them that a sender leaves for why its message dies: the longest reason, and a short description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,9 +327,15 @@ def buried(found: Received, outcome: Outcome, now: float) -> tuple[str, str, dic
     """Return the reason and the description with which a live message dies of *outcome*, and its new properties."""
     assert outcome.cause is not None
     notes = history_noted(found.notes, outcome, now, fills=True)
-    notes = replace(notes, dead_at=now, died_after=outcome.deliveries)
-    reason, description = outcome.cause
-    return NATIVE_REASONS.get(reason, reason), description, notes.properties(found.taken)
+    return with_cause(found, replace(notes, dead_at=now, died_after=outcome.deliveries), outcome.cause)
+
+
+def with_cause(found: Received, notes: MessageNotes, cause: Cause) -> tuple[str, str, dict[str, str | int]]:
+    """Return the reason and the description of a death, and its *notes* as properties, all as far as there is room."""
+    reason = NATIVE_REASONS.get(cause.reason, cause.reason)
+    room = max(0, HEADERS_MAX - found.taken - len(reason.encode()))
+    description = cause.description.encode()[:room].decode(errors="ignore")
+    return reason, description, notes.properties(found.taken + len(f"{reason}{description}".encode()))
 
 
 def _notes(application: Mapping[Any, Any]) -> MessageNotes:
@@ -372,7 +381,8 @@ def size_of(headers: Headers) -> int:
 def _written(history: Sequence[Attempt], room: int) -> tuple[str, int]:
     """Return a history as text of *room* characters at most, and how many of its oldest attempts are left out.
 
-    Tracebacks go first, then the oldest attempts.
+    Tracebacks go first, then the oldest attempts, then what the newest one raised: without that attempt, its delivery
+    would count as one whose lock has ended.
     """
     rows: list[tuple[object, ...]] = []
     text = ""
@@ -382,7 +392,8 @@ def _written(history: Sequence[Attempt], room: int) -> tuple[str, int]:
         if len(text) <= room:
             return text, 0
     while rows and len(text) > room:
-        rows = rows[(len(rows) + 1) // 2 :]
+        least = [] if rows[0][-1] is None else [(*rows[0][:-1], None)]
+        rows = rows[len(rows) // 2 :] if len(rows) > 1 else least
         text = json.dumps(rows)
     return text, len(history) - len(rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tenure._backends.servicebus.client import Namespace
 from tenure._backends.servicebus.codec import Encoded
@@ -14,6 +15,9 @@ from tenure.errors import ConfigError, MessageRefused
 
 ROOM = 1_024
 """Bytes of a transfer that are kept for its own frame."""
+
+NOTES_ROOM = 1_024
+"""Bytes that a new message leaves for what is noted with a copy of it, if not all: whose copy it is, and its counts."""
 
 EACH = 8
 """Bytes that each message of a transfer takes besides its own."""
@@ -34,9 +38,12 @@ class Sending:
         messages: Sequence[Encoded],
         *,
         sessions: bool = False,
+        are_copies: bool = False,
         sent: Callable[[int], None] | None = None,
     ) -> None:
         """Send *messages*; each transfer is one step, all of them together are not.
+
+        Those that are no copies have to have room for what is noted with a copy later.
 
         Where it matters which of them were sent when it fails, *sent* is called with the number of further ones: none
         behind those is sent then.
@@ -49,17 +56,31 @@ class Sending:
             if sent is not None:
                 sent(number)
 
-        in_turn = sent is not None
+        send = partial(
+            self._send,
+            queue,
+            sessions=sessions,
+            sent=note,
+            kept=0 if are_copies else NOTES_ROOM,
+            in_turn=sent is not None,
+        )
         try:
-            await self._send(queue, messages, sessions, note, in_turn=in_turn)
+            await send(messages)
         except Refused as refused:
             if refused.condition != NOT_FOUND:
                 raise
             self._places.forget(queue)  # it was deleted meanwhile
-            await self._send(queue, messages[done:], sessions, note, in_turn=in_turn)
+            await send(messages[done:])
 
     async def _send(
-        self, queue: str, messages: Sequence[Encoded], sessions: bool, sent: Callable[[int], None], *, in_turn: bool
+        self,
+        queue: str,
+        messages: Sequence[Encoded],
+        *,
+        sessions: bool,
+        sent: Callable[[int], None],
+        kept: int,
+        in_turn: bool,
     ) -> None:
         path = await self._places.path_of(queue, sessions=sessions)
         if path.subscription is not None:
@@ -67,7 +88,7 @@ class Sending:
                 f"{queue!r} is a subscription, which can't be sent to; send to its topic: queue({path.entity!r})"
             )
         link = await self._namespace.sender(path.entity)
-        for portion in portions(messages, link.size_max, link.batch_max):
+        for portion in portions(messages, link.size_max, link.batch_max, kept):
             if path.entity not in self._one_by_one:
                 try:
                     await link.send(portion)
@@ -100,8 +121,10 @@ async def _each(link: SendLink, messages: Sequence[Encoded], sent: Callable[[int
     sent(len(messages))
 
 
-def portions(messages: Sequence[Encoded], size_max: int, batch_max: int) -> list[list[Encoded]]:
+def portions(messages: Sequence[Encoded], size_max: int, batch_max: int, kept: int = 0) -> list[list[Encoded]]:
     """Return *messages* in portions: each fits into a transfer of *batch_max* bytes, or is one message of *size_max*.
+
+    Of its size, each message leaves *kept* bytes.
 
     Raises:
         MessageRefused: One of them doesn't fit.
@@ -110,10 +133,10 @@ def portions(messages: Sequence[Encoded], size_max: int, batch_max: int) -> list
     size = batch_max
     for index, one in enumerate(messages):
         length = len(one.data)
-        if length > size_max - ROOM:
+        if length > size_max - ROOM - kept:
             text = (
-                f"the message takes {length:,} bytes with its headers, and this namespace allows {size_max:,}; send "
-                "a reference to the data instead"
+                f"the message takes {length:,} bytes with its headers, and this namespace allows {size_max:,}, of "
+                f"which {ROOM + kept:,} are kept for what tenure notes with it; send a reference to the data instead"
             )
             raise MessageRefused(text, index, len(messages))
         if size + length + EACH > batch_max - ROOM:

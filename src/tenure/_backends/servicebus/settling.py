@@ -30,6 +30,7 @@ from tenure._backends.servicebus.message_format import (
     buried,
     copied,
     outgoing,
+    with_cause,
 )
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.receipts import Held, Receipts
@@ -151,7 +152,9 @@ class Settling:
         """Send the first of *copies* that is not too large; return False if all are."""
         for copy in copies:
             with suppress(MessageRefused):
-                await self._sending.send(held.queue, [copy], sessions=held.received.session is not None)
+                await self._sending.send(
+                    held.queue, [copy], sessions=held.received.session is not None, are_copies=True
+                )
                 return True
         return False
 
@@ -269,8 +272,8 @@ class Settling:
             return Decision(RELEASED, outcome.answer)
         notes = history_noted(received.notes_of_death, outcome, now)
         notes = replace(notes, dead_at=now, died_after=outcome.deliveries)
-        named = {REASON: outcome.cause.reason, DESCRIPTION: outcome.cause.description}
-        return Decision(modified({**notes.properties(received.taken), **named}), outcome.answer)
+        reason, description, changes = with_cause(received, notes, outcome.cause)
+        return Decision(modified({**changes, REASON: reason, DESCRIPTION: description}), outcome.answer)
 
 
 def _usable(held: Held) -> ReceiveLink | None:

@@ -361,6 +361,8 @@ class QueueHarness(ABC):
     """Whether a full broker still delivers and settles its messages; else it may refuse, and change nothing."""
     any_client_settles: ClassVar[bool] = True
     """Whether a lock is the store's alone: any client can settle the delivery, also after a restart of the broker."""
+    keeps_whole_history: ClassVar[bool] = True
+    """Whether the newest fifty attempts are kept with all that is told of them; else as many as there is room for."""
     is_exact: ClassVar[bool] = False
     """Whether time passes for locks only in ``pass_time``, and exactly as much as given."""
     faults: ClassVar[frozenset[Fault]] = frozenset()

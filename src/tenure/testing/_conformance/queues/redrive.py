@@ -21,14 +21,36 @@ from tenure.testing._conformance.queues.steps import (
     bodies,
     dead_letter,
     needs,
+    only_dead_letter,
     receive,
     receive_session,
+    receive_some,
     settle,
 )
 
 
 class RedriveTests(QueueSuite):
     """A redriven message is delivered again as if it were new, in its queue or in another."""
+
+    @pytest.mark.parametrize("session", [None, "s"])
+    async def test_a_message_that_was_ready_before_comes_once(
+        self, harness: QueueHarness, name: str, session: str | None
+    ) -> None:
+        if session:
+            needs(harness.traits.sessions)
+        broker = await harness.open()
+        await broker.declare(name, {"lock": harness.lock})
+        await broker.send(name, [Outgoing(b"a", session=session, expires_in=harness.lock * 0.5)])
+        await harness.pass_time(harness.lock)
+        if not harness.traits.exact_stats:  # it is found to be dead by who would receive it
+            assert await receive(broker, name, harness) == []
+        await only_dead_letter(broker, harness, name)
+        assert await broker.redrive(name, EVERYTHING, None) == 1
+        if session:
+            got = await receive_session(broker, await accept(broker, name, harness))
+        else:
+            got = await receive_some(broker, name, harness, 100, least=1)
+        assert bodies(got) == [b"a"]
 
     async def test_redrive_starts_anew(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.dead_letters)

@@ -68,13 +68,15 @@ async def receive(broker: Broker, name: str, harness: QueueHarness, limit: int =
     return list((await broker.receive(name, limit, harness.lock)).deliveries)
 
 
-async def receive_some(broker: Broker, name: str, harness: QueueHarness, count: int) -> list[Delivery]:
-    """Claim *count* messages that are ready, or are soon, where a store delivers them one by one."""
+async def receive_some(
+    broker: Broker, name: str, harness: QueueHarness, count: int, least: int | None = None
+) -> list[Delivery]:
+    """Claim *count* messages that are ready, or are soon, where a store delivers them one by one; or *least*."""
     found: list[Delivery] = []
 
     async def look() -> bool:
         found.extend(await receive(broker, name, harness, count - len(found)))
-        return len(found) == count
+        return len(found) >= (count if least is None else least)
 
     await until(look)
     return found
