@@ -156,8 +156,6 @@ def read_history(value: object, before: object) -> tuple[tuple[Attempt, ...], in
 
     What is no list has none; see :func:`read_attempts`.
     """
-    if value is None:
-        return (), 0
     rows = read_or(a_list, value, [])
     dropped = max(0, len(rows) - HISTORY_MAX)
     found = [read_or(_read_attempt, one, None) for one in rows[dropped:]]
@@ -167,7 +165,7 @@ def read_history(value: object, before: object) -> tuple[tuple[Attempt, ...], in
 
 def read_history_text(text: object, before: object = None) -> tuple[tuple[Attempt, ...], int]:
     """Return the same of a list in JSON."""
-    return read_history(read_or(_read_json, text, None), before)
+    return ((), 0) if text is None else read_history(read_or(_read_json, text, None), before)
 
 
 def _read_json(text: object) -> Any:
