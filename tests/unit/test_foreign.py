@@ -36,13 +36,16 @@ from tenure._queue.broker import QueueSettings, read_settings
 from tenure._queue.checks import COUNT_MAX, INT_MAX
 from tenure._queue.failures import MESSAGE_MAX, TRACEBACK_MAX, Failure
 from tenure._queue.headers import HEADERS_MAX, RESERVED_NAMES, RESERVED_PREFIXES, checked_headers, read_headers
-from tenure._queue.message import HISTORY_MAX, Attempt
+from tenure._queue.message import HISTORY_MAX, Attempt, Death
 from tenure._queue.notes import (
+    NOTED,
     Notes,
+    fields_of,
     plain_attempts,
     read_attempts,
     read_deliveries,
     read_failure,
+    read_fields,
     read_history,
     read_reason,
 )
@@ -238,6 +241,34 @@ def test_notes_are_shortened_step_by_step() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert [one.before for one in full.shortened()] == [3, 3, 1, 0, 0, 0, 0]
     assert [len(one.history) for one in full.shortened()] == [5, 5, 3, 1, 1, 0, 0]
+
+
+def test_as_much_of_the_notes_is_written_as_fits() -> None:
+    error = Failure("E", "m" * 1_000, "t" * 1_000)
+    full = Notes(history=tuple(Attempt(n, 1.0, "abandoned", error) for n in range(1, 6)), error=error)
+    sizes = [len(repr(one)) for one in full.shortened()]
+    for size, written in zip(sizes, map(repr, full.shortened()), strict=True):
+        found = full.written(repr, lambda one, size=size: len(one) <= size)  # type: ignore[misc]
+        assert found is not None
+        assert len(found) == len(written)
+    assert full.written(repr, lambda one: len(one) < sizes[-1]) is None
+
+
+def test_notes_survive_as_fields_and_what_is_unreadable_of_them_hides_no_other() -> None:
+    attempts = (Attempt(1, 1.0, "rejected"), Attempt(1, 2.0, "abandoned", Failure("E", "m", "t")))
+    notes = Notes(deliveries=1, history=attempts, before=1).dead("bad", "very", 2, 3.0)
+    said = json.loads(json.dumps(fields_of(notes, Notes())))
+    assert Notes(**read_fields(said, NOTED)) == notes
+    assert fields_of(Notes(), Notes()) == read_fields({}, NOTED) == {}
+    for name in said:
+        found = read_fields(said | {name: {"of": "a newer version"}}, NOTED)
+        assert found.keys() == said.keys() - {name}
+        assert found.get("before", 0) == (0 if name in ("before", "history") else 1)
+
+
+def test_a_death_that_is_not_noted_is_shown_all_the_same() -> None:
+    assert Notes().death(7.0) == Death("unknown", "", 7.0)
+    assert Notes().dead("bad", "very", 2, 3.0).death(7.0) == Death("bad", "very", 3.0)
 
 
 # --- headers and settings ----------------------------------------------------------------------------------------
