@@ -121,15 +121,16 @@ class Wake:
         await asyncio.gather(self._listening, return_exceptions=True)
 
     async def _keep_listening(self) -> None:
-        backoff = Backoff()
+        backoff, now = Backoff(), asyncio.get_running_loop().time
         while True:
             with suppress(TenureError, *DRIVER_ERRORS):
                 connection = await self._client.connect()
+                began = now()
                 try:
                     await self._listen(connection)
                 finally:
                     if self.connected:
-                        backoff.reset()
+                        backoff.reset_after(now() - began)
                     self.connected = False
                     connection.terminate()
             await backoff.rest()

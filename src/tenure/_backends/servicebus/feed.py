@@ -8,6 +8,7 @@ it. If none does, it is handed back, uncounted: a lock never ends in the buffer.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -75,6 +76,7 @@ class Feed:
         self._link: ReceiveLink | None = None
         self._releasing: asyncio.TimerHandle | None = None
         self._opening: asyncio.TimerHandle | None = None
+        self._opened_at = -math.inf
         self._backoff = Backoff(REOPEN)
         self._asking: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
@@ -207,12 +209,14 @@ class Feed:
                     self._forget()
                 self._open_later()
             else:
-                self._backoff.reset()
                 if not waits_for_sessions:
                     self._hint()  # after an interruption, there may be messages that were missed
 
     async def _opened(self) -> ReceiveLink:
-        return await self._namespace.receiver(await self._path(), self._on_arrival)
+        link = await self._namespace.receiver(await self._path(), self._on_arrival)
+        if link is not self._link:
+            self._opened_at = asyncio.get_running_loop().time()
+        return link
 
     def _on_arrival(self) -> None:
         """A message has come, or the link is gone."""
@@ -222,6 +226,7 @@ class Feed:
         if link.lost is not None:
             if link.ready:
                 self._tasks.spawn(self._abandon(_take_all(link)))
+            self._backoff.reset_after(asyncio.get_running_loop().time() - self._opened_at)
             if self.listeners and not self._namespace.is_closed:
                 self._open_later()
             return
