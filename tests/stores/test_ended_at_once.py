@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from tenure._backends.postgres.wake import Wake
+from tenure._backends.servicebus.client import NO_SESSION
+from tenure._backends.servicebus.driver import Refused
 from tenure._backends.servicebus.feed import Feed
+from tenure._backends.servicebus.sessions import Sessions
 from tenure._runtime.backoff import LONGEST
 from tenure.testing.loop import run as run_in_virtual_time
 
@@ -68,7 +71,21 @@ async def service_bus(made: list[float]) -> None:
     feed.end_listening()
 
 
-@pytest.mark.parametrize("listen", [postgres, service_bus])
+async def service_bus_sessions(made: list[float]) -> None:
+    async def session(*_: object) -> Any:
+        made.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.01)
+        raise Refused(min(NO_SESSION), "there is none")
+
+    namespace: Any = SimpleNamespace(session=session)
+    places: Any = SimpleNamespace(existing=always("orders"))
+    sessions = Sessions(namespace, places, None)  # type: ignore[arg-type]
+    sessions.wait("orders", lambda: None)
+    await asyncio.sleep(ASKED_FOR)
+    await sessions.close()
+
+
+@pytest.mark.parametrize("listen", [postgres, service_bus, service_bus_sessions])
 def test_hints_that_end_at_once_are_asked_for_ever_less_often(listen: Any) -> None:
     made: list[float] = []
     run_in_virtual_time(listen(made), limit=10 * ASKED_FOR)

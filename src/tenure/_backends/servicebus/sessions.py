@@ -19,7 +19,7 @@ from tenure._backends.servicebus.receipts import HeldSession, Receipts
 from tenure._queue.broker import NoSession
 from tenure._queue.message import SessionLock
 from tenure._queue.verdicts import LAPSED, SETTLED, Lapsed, Settled
-from tenure._runtime.backoff import Backoff
+from tenure._runtime.backoff import STEADY, Backoff
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
@@ -66,8 +66,9 @@ class Sessions:
                 await self._tasks.cancel_all()
 
     async def _wait(self, queue: str, hint: Callable[[], None]) -> None:
-        backoff = Backoff(REOPEN)
+        backoff, now = Backoff(REOPEN), asyncio.get_running_loop().time
         while True:
+            asked_at = now()
             try:
                 path = await self._places.existing(queue)
                 if path is None:
@@ -75,7 +76,9 @@ class Sessions:
                 link = await self._namespace.session(path, None, WAIT_LONG)
             except (*FAILURES, TenureError) as error:
                 if isinstance(error, Refused) and error.condition in NO_SESSION:
-                    backoff.reset()
+                    backoff.reset_after(waited := now() - asked_at)
+                    if waited < STEADY:  # and not as long as it was asked to
+                        await backoff.rest()
                     continue
                 if isinstance(error, Refused) and error.condition in _LASTING:
                     return  # a claim says why
