@@ -17,7 +17,7 @@ WRITTEN = licences traits commands errors_page timing_tables figures proof_figur
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test full changed busy pythons lowest proof format lint types layers unit wheel docs pictures dist audit coverage bench servers clean
+.PHONY: help demo quick test full changed busy pythons lowest next proof format lint types layers unit wheel docs pictures dist audit coverage bench servers clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ pythons: | $(BIN)/python ## Run the quick tests on every installed Python from 3
 
 lowest: $(VENV)/.dev servers ## Run the tests of all stores with the lowest versions that pyproject.toml allows
 	@$(BIN)/python scripts/pythons.py --lowest -- $(ARGS)
+
+next: $(VENV)/.dev ## Run the tests of Service Bus with the newest azure-servicebus, pre-releases included
+	@$(BIN)/python scripts/pythons.py --next -- $(ARGS)
 
 proof: $(VENV)/.dev servers ## Run the long tests: simulations, fuzz, kills, soak; resumable (ARGS='--elections 1000000 --soak 3600')
 	@$(BIN)/python -m tests.proof $(ARGS)

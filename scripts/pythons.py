@@ -5,6 +5,9 @@ Without arguments, it uses every version that pyproject.toml supports. Each is l
 then in the folders of pyenv and uv; an argument may also be the path of an interpreter. Each gets an environment,
 ``.venv-3.N``, in which only what the tests need is installed. What follows ``--`` goes to pytest.
 
+With ``--next``, the newest release of each of NEXT is installed beside the other pins, pre-releases included, whatever
+pyproject.toml allows; the tests of what stands on it run. This tells what a release to come will break.
+
 With ``--lowest``, every dependency has the lowest version that pyproject.toml allows (constraints/lowest.txt), on the
 lowest Python alone. This tests the drivers, so the tests of all stores run.
 """
@@ -24,13 +27,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.install import HASHES, LOWEST_HASHES, install, merged, run  # noqa: E402
+from scripts.install import HASHES, LOWEST_HASHES, install, merged, pip, run  # noqa: E402
 
 VERSION = "Programming Language :: Python :: 3."
 
 SIDE_BY_SIDE = 2
 QUICK = ["-n", "2", "--dist", "loadfile", "--target", "quick"]
 STORES = ["-n", "3", "--dist", "loadfile", "tests/unit", "tests/application", "tests/stores", "tests/conformance"]
+
+NEXT = {"azure-servicebus": ["tests/stores/servicebus", "tests/conformance/test_cut_off.py", "-k", "servicebus"]}
+"""Packages of which more is used than is public, and the tests of what stands on them."""
 
 ASK = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2], sys.executable)"
 
@@ -43,6 +49,8 @@ class Plan:
     hashes: str
     extras: Sequence[str] = ("all", "test")
     suffix: str = ""
+    newest: Sequence[str] = ()
+    """Packages whose newest release is to be installed, whatever the pins say. No hash of it is known."""
 
 
 def main(arguments: list[str]) -> int:
@@ -51,8 +59,20 @@ def main(arguments: list[str]) -> int:
         cut = arguments.index("--")
         ours, more = arguments[:cut], arguments[cut + 1 :]
     hashes = HASHES.read_text(encoding="utf-8")
-    named = [argument for argument in ours if argument != "--lowest"]
-    if "--lowest" in ours:
+    named = [argument for argument in ours if argument not in ("--lowest", "--next")]
+    if "--next" in ours:
+        tests = [one for each in NEXT.values() for one in each]
+        versions, plan = (
+            named or supported()[:1],
+            Plan(
+                ["-n", "2", "--dist", "loadfile", *tests, *more],
+                hashes,
+                ("all", "lookalike", "test"),
+                "-next",
+                list(NEXT),
+            ),
+        )
+    elif "--lowest" in ours:
         versions, plan = (
             named or supported()[:1],
             Plan(
@@ -155,15 +175,28 @@ def environment(venv: Path, python: str, plan: Plan) -> tuple[bool, str]:
     made_of = hashlib.sha256(((ROOT / "pyproject.toml").read_text() + plan.hashes).encode()).hexdigest()
     wanted = f"{python} {made_of}\n"
     if stamp.is_file() and stamp.read_text() == wanted:
-        return True, ""
+        return newest(venv, plan)
     print(f"installing tenure and what its tests need into {venv.name}", flush=True)
     made, output = run([python, "-m", "venv", "--clear", str(venv)], {})
     if not made:
         return False, output
     line = ["--editable", f".[{','.join(plan.extras)}]"]
     installed, output = install(str(venv / "bin" / "python"), plan.extras, plan.hashes, *line)
+    if not installed:
+        return False, output
+    stamp.write_text(wanted)
+    return newest(venv, plan)
+
+
+def newest(venv: Path, plan: Plan) -> tuple[bool, str]:
+    """Install the newest release of what the plan wants it of, and say which it is."""
+    if not plan.newest:
+        return True, ""
+    python = str(venv / "bin" / "python")
+    installed, output = pip(python, "--pre", "--upgrade", *plan.newest)
     if installed:
-        stamp.write_text(wanted)
+        _, found = run([python, "-m", "pip", "--disable-pip-version-check", "freeze"], {})
+        print(*(one for one in found.splitlines() if one.partition("==")[0] in plan.newest), sep="\n", flush=True)
     return installed, output
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from tenure._backends.servicebus import amqp
 from tenure._backends.servicebus.administration import Entity
-from tenure._backends.servicebus.codec import Incoming, bytes_of, incoming, plain, state_in
+from tenure._backends.servicebus.codec import Incoming, bytes_of, incoming, moment_of, plain, received_in, state_in
 from tenure._backends.servicebus.message_format import (
     DESCRIPTION,
     REASON,
@@ -205,6 +205,11 @@ def read_answer(given: Any) -> None:
     answer = given if isinstance(given, dict) else {"session-state": given}
     state = state_in(answer)
     assert state is None or isinstance(state, bytes)
+    for message, _ in received_in(answer):
+        assert isinstance(message.body, bytes)
+    for value in answer.values():
+        with suppress(Unreadable):
+            assert math.isfinite(moment_of(value))
     assert isinstance(bytes_of(given), bytes)
 
 
@@ -216,5 +221,13 @@ DECODERS = [
     Decoder("servicebus.bytes", [*DATA, DECIMALS], read_bytes, share=0.7),
     Decoder("servicebus.metadata", METADATA, read_metadata, (ConfigError,)),
     Decoder("servicebus.schedules", [STATE], read_schedules, (Unreadable,)),
-    Decoder("servicebus.answers", [{"session-state": STATE}, {"session-state": [1, {"a": math.inf}]}], read_answer),
+    Decoder(
+        "servicebus.answers",
+        [
+            {"session-state": STATE},
+            {"session-state": [1, {"a": math.inf}]},
+            {"messages": [{"message": DATA[0]}], "expiration": 1_000},
+        ],
+        read_answer,
+    ),
 ]

@@ -350,7 +350,12 @@ def value_in(answer: Incoming) -> dict[Any, Any]:
 
 def received_in(value: Mapping[Any, Any]) -> list[tuple[Incoming, Any]]:
     """Return the messages in the answer of the management node, each with its lock token, which may be None."""
-    return [(incoming(memoryview(one["message"])), one.get("lock-token")) for one in value.get("messages") or []]
+    found = value.get("messages")
+    return [
+        (incoming(memoryview(one["message"])), one.get("lock-token"))
+        for one in (found if isinstance(found, list) else [])
+        if isinstance(one, dict) and isinstance(one.get("message"), bytes)
+    ]
 
 
 def state_in(answer: Mapping[Any, Any]) -> bytes | None:
@@ -380,8 +385,14 @@ def uint_of(number: int) -> amqp.Value:
 
 
 def moment_of(milliseconds: Any) -> float:
-    """Return a moment in Unix seconds."""
-    return float(milliseconds / 1_000)
+    """Return a moment in Unix seconds.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    if not isinstance(milliseconds, int) or abs(milliseconds) >= 2**63:
+        raise Unreadable("a moment is no whole number")
+    return milliseconds / 1_000
 
 
 def text_of(value: Any) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import azure.servicebus
-
 from tenure._backends.servicebus.administration import NoRights
 from tenure._backends.servicebus.client import Namespace
+from tenure._backends.servicebus.library import INSTALLED, TESTED
 from tenure._backends.servicebus.places import LOCK_LEAST
 from tenure._backends.servicebus.queue import ServiceBusBroker
 from tenure._opened import Fact
@@ -30,7 +29,7 @@ async def diagnose(namespace: Namespace, broker: ServiceBusBroker) -> Sequence[F
         Fact("namespace", address.host, is_emulator, "servicebus-emulator"),
         tls_fact(None if address.emulator else "certificate and name", [address.name]),
         Fact("login", address.login),
-        Fact("library", f"azure-servicebus {azure.servicebus.__version__}"),
+        Fact("library", f"azure-servicebus {INSTALLED}{_untested(INSTALLED)}"),
     ]
     if found is None:
         lock = options.lock or LOCK_LEAST
@@ -48,3 +47,8 @@ async def diagnose(namespace: Namespace, broker: ServiceBusBroker) -> Sequence[F
         Fact("entities", "created, changed and deleted (create=yes)" if options.create else "never created or changed")
     )
     return facts
+
+
+def _untested(version: str) -> str:
+    """Return what to say of a version of the library that came after the tests of this release."""
+    return "" if version.startswith(f"{TESTED}.") else f" (tenure was tested with {TESTED})"

@@ -327,9 +327,9 @@ class _Requests:
         told = found.application
         status = told.get("statusCode")
         if status in (200, 202):
-            return value_in(found)
+            return _Answer(value_in(found))
         if status == 204:
-            return {}
+            return _Answer()
         raise Refused(text_of(told.get("errorCondition")) or f"status {status}", text_of(told.get("statusDescription")))
 
     async def _on_transfer(self, frame: Sequence[Any]) -> None:
@@ -349,6 +349,13 @@ class _Requests:
         answer = self._asked.get(id_) if isinstance(id_, UUID) else None
         if answer is not None and not answer.done():
             answer.set_result(message)
+
+
+class _Answer(dict[Any, Any]):
+    """The value of an answer; what it should have, and hasn't, is a failure of the service."""
+
+    def __missing__(self, name: str) -> Any:
+        raise Disconnected(f"an answer of the service has no {name}")
 
 
 class Payload:

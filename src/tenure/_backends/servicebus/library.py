@@ -1,9 +1,9 @@
 """All that is used of ``azure-servicebus`` beyond its public names. No other module of tenure names any of it.
 
 The library connects, logs in, keeps the connection alive, attaches links, and counts and cuts the transfers that are
-sent. What comes on a link, and every byte of messages, verdicts and requests, is ours. So this is little, and was the
-same from 7.12 to 7.15; a version that differs is refused when a namespace is opened (``check_library``), before
-anything is sent. See docs/decisions/0037-service-bus-private-parts.md.
+sent. What comes on a link, and every byte of messages, verdicts and requests, is ours. So this is little; a version
+that differs in it is refused when a namespace is opened (``check_library``), before anything is sent. See
+docs/decisions/0037-service-bus-private-parts.md.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from tenure._backends.servicebus import amqp
 from tenure._backends.servicebus.codec import Transfer, text_of
 from tenure.errors import ConfigError
 
-TESTED = ("7.12", "7.15")
-"""The oldest and the newest minor version with which all of it was tested."""
+TESTED = "7.15"
+"""The newest minor version with which all of it was tested."""
+
+INSTALLED = azure.servicebus.__version__
 
 
 def _refuse(what: str) -> NoReturn:
@@ -33,10 +35,9 @@ def _refuse(what: str) -> NoReturn:
     Raises:
         ConfigError: Always; it says how to get one that fits.
     """
-    oldest, newest = TESTED
     raise ConfigError(
-        f"azure-servicebus {azure.servicebus.__version__} doesn't fit: {what}; tenure was tested with {oldest} to "
-        f"{newest}: run: pip install 'azure-servicebus~={newest}.0'"
+        f"azure-servicebus {INSTALLED} doesn't fit: {what}; tenure was tested with {TESTED}: "
+        f"run: pip install 'azure-servicebus~={TESTED}.0'"
     ) from None
 
 
@@ -53,7 +54,16 @@ try:
 except ImportError as error:
     _refuse(str(error))
 
-__all__ = ["AMQPException", "AuthenticationException", "Link", "TokenAuthFailure", "Wire", "check_library"]
+__all__ = [
+    "INSTALLED",
+    "TESTED",
+    "AMQPException",
+    "AuthenticationException",
+    "Link",
+    "TokenAuthFailure",
+    "Wire",
+    "check_library",
+]
 
 IDLE = 30.0
 """Seconds without a frame after which a connection is given up; the service is told, and sends one in time."""
@@ -96,7 +106,7 @@ CALLS = (
     Call(f"{_AIO}_sender_async", "SenderLink.send_transfer", 1, ("on_send_complete", "timeout")),
     Call(f"{_AIO}_sender_async", "SenderLink._outgoing_transfer", 1),
 )
-"""The functions that are called, or replaced. Their tests are in tests/stores/servicebus/test_private_parts.py."""
+"""The functions that are called, or replaced."""
 
 CONSTANTS: Mapping[Any, Sequence[str]] = {
     CbsAuthState: ("REFRESH_REQUIRED",),
