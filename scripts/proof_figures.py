@@ -30,6 +30,7 @@ PLANTS = {
     "tests/properties/test_session_pump.py": "the machine of a consumer of sessions",
     "tests/properties/test_remote_clock.py": "the clock of a store, as it is learned",
     "tests/unit/test_supervisor.py": "the machine of `tenure run`",
+    "tests/unit/test_handled.py": "what consumers have noted of messages, under kills",
     "tests/unit/test_schedule_steps.py": "schedules in three steps",
     "tests/unit/test_shared_hints.py": "what brings hints to many listeners",
     "tests/application/test_readiness.py": "the readiness of a service",

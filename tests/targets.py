@@ -101,6 +101,7 @@ FULL = [
     "stores/zookeeper/test_ensemble.py",
     "stores/zookeeper/test_ensemble_suites.py",
     # processes and servers killed, stopped and cut off again and again
+    "process/test_handled_again.py",
     "process/test_limits.py",
     "process/test_partitions.py",
     "process/test_schedules.py",
@@ -197,6 +198,7 @@ FULL = [
 LONGEST = [
     "conformance/test_planted_outages.py",
     "process/test_lead.py",
+    "process/test_handled_again.py",
     "conformance/test_outages.py",
     "sim/test_peers.py",
     "stores/etcd/test_suites.py",

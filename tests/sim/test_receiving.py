@@ -12,6 +12,8 @@ from tenure._backends.rabbitmq.receiving import (
     BULK_MIN,
     HOLD_AFTER,
     NEVER,
+    UNITS_MAX,
+    Answer,
     Arrived,
     Await,
     Begin,
@@ -19,6 +21,7 @@ from tenure._backends.rabbitmq.receiving import (
     Claim,
     Close,
     Closed,
+    Count,
     Counted,
     Effect,
     End,
@@ -121,6 +124,16 @@ def test_few_are_given_back_at_once() -> None:
     given = [one for tag in range(10) for one in machine.handle(Came(2, tag, 10), 1.0 + HOLD_AFTER)]
     assert given == [Await(), End(2), *(GiveBack(tag) for tag in range(AT_ONCE))]  # once it is full
     assert machine.handle(Verdict(0), 3.0) == [GiveBack(AT_ONCE)]
+
+
+def test_none_is_begun_behind_an_answer_whose_listener_may_go() -> None:
+    machine = machine_that_listens()
+    machine._ready = 20
+    machine.handle(Came(1, 7, 10), 0.1)
+    assert machine.handle(Arrived(), 0.1) == [Answer(1, (7,), is_more=True)]
+    assert machine.handle(Claim(2, 9, 1_000), 0.1) == [Count()]  # it wants more
+    done = machine.handle(Counted(20, 1), 0.1)
+    assert done == [*(Begin(2 + number, 1) for number in range(UNITS_MAX)), Await()]
 
 
 # --- bugs ---

@@ -11,6 +11,7 @@ sent S >= R, has taken A' <= A, and keeps S - A' <= C.) So:
   queue has nothing ready. The verdict on its message frees it again, without a request.
 - R3. As few units are free as messages are expected within ``AHEAD``: 1 in a calm queue. More are ended before the
   verdict that would free them; all of them while nobody listens.
+  Whoever gets messages asks again, or goes: so none begins right behind an answer that has some.
 - R4. Of many ready messages, a *bulk* comes: a consumer of several messages, which the queue fills in the very step
   that begins it, and which is ended as soon as it is full. It takes a share that leaves ``SHARES`` times as much for
   each other consumer that there is.
@@ -399,8 +400,7 @@ class Receiving:
             if claim.is_given_up:
                 self._claims.popleft()
             elif self.waiting and (self.listeners or self._has_enough(claim)):
-                done += self._answer(is_more=not self.free)
-                done += self._stand(now)
+                done += self._answer_or_stand(now)
             else:
                 claim.is_busy = True
                 done += self._ask(claim, now)
@@ -434,6 +434,12 @@ class Receiving:
         if self.listeners:
             self._wanted = missing
         return [Answer(claim.number, taken, bool(self.waiting) or (is_more and missing > 0))]
+
+    def _answer_or_stand(self, now: float) -> list[Effect]:
+        """Answer the first claim; begin units only if it gets nothing, as else whoever listened for it may be gone."""
+        is_answered = bool(self.waiting)
+        done = self._answer(is_more=not self.free)
+        return done if is_answered else done + self._stand(now)
 
     def _stand(self, now: float) -> list[Effect]:
         """Begin units while somebody listens and wants more."""
@@ -476,7 +482,7 @@ class Receiving:
         if not self.listeners and not self.free and not self._has_enough(claim) and not claim.is_given_up:
             claim.is_counted = False  # what was free is full: there may be more
             return self._go_on(now)
-        return self._answer(is_more=not self.free) + self._stand(now) + self._go_on(now)
+        return self._answer_or_stand(now) + self._go_on(now)
 
     # --- what comes and goes ---
 
