@@ -58,6 +58,7 @@ PLANTS = {
     "tests/conformance/test_planted_strain.py": "stores that are full or cut off",
     "tests/conformance/test_planted_cost.py": "requests that cost too much",
     "tests/conformance/test_planted_foreign.py": "stores that what others wrote disturbs",
+    "tests/conformance/test_planted_changed.py": "brokers that don't tell that others made a queue anew",
     "tests/stores/test_tls.py": "stores that ignore whom their URL trusts",
     "tests/fuzz/test_fuzz.py": "decoders of what others wrote",
     "tests/unit/test_one_line.py": "loggers whose lines others could write",

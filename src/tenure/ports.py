@@ -30,6 +30,7 @@ from tenure._queue.broker import (
     Selection,
     SurveyingBroker,
 )
+from tenure._queue.generations import Generations
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import Died, SessionLock, Token
 from tenure._queue.verdicts import (
@@ -58,6 +59,7 @@ __all__ = [
     "Defer",
     "Deleted",
     "Died",
+    "Generations",
     "GiveBack",
     "Grant",
     "Granted",

@@ -245,7 +245,7 @@ class Hanging:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._wrapped, name)
-        if name in ("traits", "hints"):
+        if name in ("traits", "hints", "generations"):
             return found
 
         async def ask(*args: Any, **options: Any) -> Any:

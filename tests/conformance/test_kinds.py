@@ -183,6 +183,13 @@ def test_what_others_may_write_is_tried_on_each_store(store: str) -> None:
             assert max(len(one.harness.foreign) for one in classes) >= 7, suite
 
 
+@pytest.mark.parametrize("store", WHERE)
+def test_what_administrators_may_remove_is_tried_on_each_store(store: str) -> None:
+    classes = [one for one in classes_before(store) if issubclass(one, QueueSuite)]
+    if classes and store not in NOBODY_ELSE_WRITES:
+        assert {"delete", "forget"} <= {how for one in classes for how in one.harness.edits}
+
+
 def test_peers_have_the_faults_of_a_fleet() -> None:
     # A fleet has no store that could be full, away or restarted: tests/sim/peers has faults of its members, and
     # tests/stores/peers/test_cut.py cuts real ones off.

@@ -36,6 +36,7 @@ from tenure._checks import check_seconds
 from tenure._foreign import an_object
 from tenure._lease import NoAnswer
 from tenure._queue.checks import check_count, check_most, check_rate
+from tenure._queue.generations import Generations
 from tenure._queue.limits import Rate
 from tenure._queue.message import DeadMessage, Death, Delivery, Died, LiveMessage, SessionLock, State, Stats
 from tenure._queue.outgoing import Outgoing
@@ -411,6 +412,15 @@ class Broker(Protocol):
     @property
     def traits(self) -> QueueTraits:
         """What this broker can do."""
+        ...
+
+    @property
+    def generations(self) -> Generations:
+        """The generations of queues that its answers have shown: those to ``declare``, ``send``, claims and ``accept``.
+
+        ``declare`` notes that of the queue in which the settings hold that it returns, as its last step. What no answer
+        tells (see the documentation of each store) is found out by the next one that does.
+        """
         ...
 
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:

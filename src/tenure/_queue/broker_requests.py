@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from tenure._lease import NoAnswer
@@ -130,11 +131,15 @@ class BrokerRequests:
 
     async def _receive(self, request_id: int, limit: int, is_routine: bool) -> Claimed:
         context = self._context
-        context.purge_if_due()
         if is_routine and not await context.looks.holds(context.broker, context.name):
+            context.purge_if_due()
             claim = _NOTHING
         else:
-            claim = await context.broker.receive(context.name, limit, self._lock)
+            await context.ready()
+            ask = partial(context.broker.receive, context.name, limit, self._lock)
+            claim = await ask()
+            if not context.is_ready:
+                claim = await context.claim_again(claim, ask)
         context.has_answered = True
         context.note_claim(claim)
         self._answered(bool(claim.deliveries), claim.due_in)
@@ -142,8 +147,8 @@ class BrokerRequests:
 
     async def _accept(self, request_id: int, is_noted: bool) -> Accepted:
         context = self._context
-        context.purge_if_due()
-        answer = await context.broker.accept(context.name, None, self._lock)
+        await context.ready()
+        answer = await context.accept(None, self._lock)
         context.has_answered = True
         if isinstance(answer, NoSession):
             if answer.died:

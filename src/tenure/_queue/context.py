@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tenure._checks import check_seconds
 from tenure._lease import NoAnswer
-from tenure._queue.broker import Broker, Claim, QueueOptions, QueueSettings, Selection
+from tenure._queue.broker import Broker, Claim, NoSession, QueueOptions, QueueSettings, Selection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.failures import name_of, text_of
 from tenure._queue.hints import MESSAGES, HintSubscriptions, Subscription
 from tenure._queue.looks import SharedLooks
-from tenure._queue.message import Delivery, Died
+from tenure._queue.message import Delivery, Died, SessionLock
 from tenure._queue.verdicts import (
     GIVE_BACK,
     Abandon,
@@ -72,7 +72,12 @@ class QueueContext:
     holder: str
     on_event: Callable[[Event], None] | None = None
     expected: QueueOptions | None = None
-    """The settings that the queue must have, checked when it is first used; None after that."""
+    """The settings that the queue must have, declared when it is first used, and when it was made anew; None asks for
+    nothing, not even for those that hold."""
+    _declared_in: int | None = None
+    """The generation of the queue in which they were declared; None if it was not used yet."""
+    _check_at: float = math.inf
+    """When to ask whether they still are, where answers don't show that."""
     purge_at: float = 0.0
     """When to look again for dead letters past their retention."""
     _chores: Tasks = field(default_factory=Tasks)
@@ -97,25 +102,73 @@ class QueueContext:
             self._rng = random.Random()
         return self._rng
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the expected settings were declared in the queue as it was seen last."""
+        if not self.expected:
+            return self.expected is None or self._declared_in is not None
+        return self._declared_in == self.broker.generations.of(self.name)
+
     async def ready(self) -> None:
-        """Read once which settings hold; declare the expected ones that are not declared yet.
+        """Read once which settings hold; declare the expected ones that are not declared, now or any more.
 
         Raises:
             ConfigError: One of them was declared otherwise.
         """
-        expected = self.expected
-        if expected is None:
-            if self.settings.dead_retention != math.inf:
-                self.purge_if_due()
+        if not self.is_ready:
+            await self._make_ready()
+        elif self.clock.now() >= self._check_at:
+            await self._check()
+        elif self.settings.dead_retention == math.inf:
             return
-        if expected:
-            holds = await self.broker.declare(self.name, expected, only_undeclared=True)
-            check_expected(self.name, expected, holds)
+        self.purge_if_due()
+
+    async def _make_ready(self) -> None:
+        if self.expected:
+            generations = self.broker.generations
+            generations.follow(self.name)
+            holds = await self.broker.declare(self.name, self.expected, only_undeclared=True)
+            self._compare(self.expected, holds)
+            self._check_at = self.clock.now() + generations.check_every
         else:
             holds = await self.broker.settings(self.name)
+            self._declared_in = 0
         self.go_by(holds)
-        self.expected = None
-        self.purge_if_due()
+
+    async def _check(self) -> None:
+        """Declare again what is expected, where answers don't show whether the queue was made anew."""
+        assert self.expected
+        every = self.broker.generations.check_every
+        self._check_at = self.clock.now() + every * self.rng.uniform(0.9, 1.1)
+        try:
+            holds = await self.broker.declare(self.name, self.expected, only_undeclared=True)
+        except TenureError:  # messages may go another way, which is open; and another right may do for them
+            return
+        self._compare(self.expected, holds)
+
+    def _compare(self, expected: QueueOptions, holds: QueueSettings) -> None:
+        """Compare what is *expected* with what *holds*, in a generation in which that was not done before.
+
+        In the others, a program that runs goes on, also if another setting was declared since.
+        """
+        generation = self.broker.generations.of(self.name)
+        if generation != self._declared_in:
+            check_expected(self.name, expected, holds)
+            self._declared_in = generation
+
+    async def stay_ready(self) -> None:
+        """Declare the expected settings again if the answer that has just come shows that the queue was made anew.
+
+        If that fails, it is tried again at the next use, which raises what is wrong.
+        """
+        if not self.is_ready:
+            with suppress(TenureError):
+                await self.ready()
+
+    def forget(self) -> None:
+        """Note that the queue was deleted here: its next use begins as the first one did."""
+        if self.expected is not None:
+            self._declared_in = None
 
     def go_by(self, holds: QueueSettings) -> QueueSettings:
         """Take note of the settings that hold, and return them as they hold on this store."""
@@ -226,7 +279,7 @@ class QueueContext:
     async def claim(self, ask: Callable[[], Coroutine[Any, Any, Claim | Lapsed]]) -> Claim | Lapsed:
         """Ask for messages; if we are cancelled meanwhile, give back those that come, to not leave them locked."""
         begun = self.clock.now()
-        asking = asyncio.ensure_future(ask())
+        asking = asyncio.ensure_future(self._claimed(ask))
         try:
             claim = await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -237,6 +290,35 @@ class QueueContext:
             if self.tracing is not None and claim.deliveries:
                 self.tracing.received(self.name, claim.deliveries, self.clock.now() - begun)
         return claim
+
+    async def _claimed(self, ask: Callable[[], Awaitable[Claim | Lapsed]]) -> Claim | Lapsed:
+        await self.ready()
+        claim = await ask()
+        if isinstance(claim, Claim) and not self.is_ready:
+            return await self.claim_again(claim, ask)
+        return claim
+
+    async def claim_again(self, claim: Claim, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what *ask* claims once the expected settings are declared again in a queue that was made anew.
+
+        What *claim* has brought is given back, uncounted: the settings that held then, limits among them, may not be
+        the expected ones.
+
+        Raises:
+            ConfigError: The queue has others now.
+        """
+        self.report_dead(claim.died)
+        if claim.deliveries:
+            await self._settle_all(claim.deliveries, GIVE_BACK)
+        await self.ready()
+        return await ask()
+
+    async def accept(self, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Lock *session*, or for None the next free one with a message waiting."""
+        answer = await self.broker.accept(self.name, session, lock)
+        if not self.is_ready:
+            await self.stay_ready()
+        return answer
 
     def note_claim(self, claim: Claim) -> None:
         """Report what *claim* brought to the observers."""

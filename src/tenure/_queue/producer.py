@@ -28,7 +28,7 @@ class Producer:
         ready = checked((message,), context.settings.body_max, context.broker.traits.body_max)
         if context.telemetry is not None:
             return (await self._send_observed(ready, context.telemetry))[0]
-        return (await context.broker.send(context.name, ready))[0]
+        return (await self._send(ready))[0]
 
     async def send_batch(self, messages: Iterable[Outgoing]) -> list[str]:
         """Send many messages in one step; return their ids once the store has them."""
@@ -37,7 +37,14 @@ class Producer:
         ready = checked(list(messages), context.settings.body_max, context.broker.traits.body_max)
         if ready and context.telemetry is not None:
             return list(await self._send_observed(ready, context.telemetry))
-        return list(await context.broker.send(context.name, ready)) if ready else []
+        return list(await self._send(ready)) if ready else []
+
+    async def _send(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        context = self._context
+        ids = await context.broker.send(context.name, messages)
+        if not context.is_ready:
+            await context.stay_ready()
+        return ids
 
     async def _send_observed(self, messages: list[Outgoing], telemetry: Telemetry) -> Sequence[str]:
         context = self._context
@@ -47,7 +54,7 @@ class Producer:
             if context.tracing is None
             else context.tracing.sending(context.name, messages) as ready
         ):
-            ids = await context.broker.send(context.name, ready)
+            ids = await self._send(ready)
         telemetry.sent(context.name, len(ids), context.clock.now() - begun)
         return ids
 

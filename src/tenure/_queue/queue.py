@@ -47,7 +47,6 @@ class Queue:
     def __init__(self, context: QueueContext, requests: OpenRequests | None = None) -> None:
         self.name = context.name
         self._context = context
-        self._expected = context.expected  # declared again if the queue is deleted
         self._producer = Producer(context)
         self._requests = OpenRequests() if requests is None else requests  # shared by all queues of one backend
         self._running = RunningConsumers()
@@ -96,11 +95,8 @@ class Queue:
         changes = checked_changes("declare", settings)
         settings_with(changes, context.broker.traits)
         holds = await context.broker.declare(self.name, changes)
-        expected = expectations(changes)
-        if self._expected:
-            self._expected = {**self._expected, **expected}
         if context.expected:
-            context.expected = {**context.expected, **expected}
+            context.expected = {**context.expected, **expectations(changes)}
         return context.go_by(holds)
 
     async def settings(self) -> QueueSettings:
@@ -460,7 +456,7 @@ class Queue:
                 f"could not delete {self.name!r}: it holds {answer.stats}; consume, redrive or purge "
                 "them, or delete it by force"
             )
-        self._context.expected = self._expected
+        self._context.forget()
         return answer.stats
 
     async def close(self) -> None:

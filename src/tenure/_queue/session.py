@@ -189,7 +189,7 @@ class Session:
         async def look() -> tuple[SessionLock | None, float | None]:
             nonlocal asked_at, is_held_back
             asked_at = context.clock.now()
-            asking = asyncio.ensure_future(context.broker.accept(context.name, self._asked_for, context.settings.lock))
+            asking = asyncio.ensure_future(context.accept(self._asked_for, context.settings.lock))
             try:
                 answer = await asyncio.shield(asking)
             except asyncio.CancelledError:

@@ -51,7 +51,7 @@ async def _readied(context: QueueContext, wait: float | None) -> None:
         limit = asyncio.timeout(left if left and left < NEVER else None)
         try:
             async with limit:
-                was_ready = context.expected is None
+                was_ready = context.is_ready
                 await context.ready()
                 if was_ready and wait is not None:  # then nothing was asked
                     await context.broker.settings(context.name)

@@ -106,6 +106,7 @@ class Schedule:
                 answer = await context.broker.advance(
                     self.queue, self.name, step.expected, step.record, messages, step.not_before
                 )
+                await context.stay_ready()
                 machine.advanced(*answer, asked_at, context.clock.now())
                 if answer.is_done:
                     self._report(step, answer.now)

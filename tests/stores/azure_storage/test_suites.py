@@ -262,6 +262,7 @@ class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     keeps_whole_history = False
     foreign = tuple(TEXTS)
+    edits = ("delete", "forget")
     lock = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
     backlog = 50  # each is a request of its own
     faults = frozenset({"lose_answer", "cut", "late", "hold"})
@@ -297,6 +298,11 @@ class AzureQueueHarness(QueueHarness):
         name = queue_of(home) + (POISON_SUFFIX if queue != home else "")
         async with QueueServiceClient.from_connection_string(self._server.connection_string) as service:
             await service.get_queue_client(name).send_message(TEXTS[how])
+
+    async def edit(self, queue: str, how: str) -> None:
+        async with QueueServiceClient.from_connection_string(self._server.connection_string) as service:
+            client = service.get_queue_client(queue_of(queue))
+            await (client.delete_queue() if how == "delete" else client.set_queue_metadata({}))
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, FaultyBroker)

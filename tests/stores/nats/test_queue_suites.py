@@ -114,6 +114,7 @@ class NatsQueueHarness(QueueHarness):
     traits = nats.QUEUE_TRAITS
     keeps_whole_history = False
     foreign = tuple(MESSAGES)
+    edits = ("delete", "forget", "delete the consumer")
     lock = 20.0 if CAN_TURN else 3.0
     lock_in_rounds = 200.0 if CAN_TURN else None
     long = 3.0
@@ -160,6 +161,21 @@ class NatsQueueHarness(QueueHarness):
             body = f"foreign: {how} {home}".encode()
             await store(client, subject.encode(), headers, body)
         await client.close()
+
+    async def edit(self, queue: str, how: str) -> None:
+        broker = next(iter(self._ways.values())).backend.broker
+        client, places = broker._client, broker._places
+        stream = places.place_of(queue).stream
+
+        async def ask(connection: Connection) -> None:
+            if how == "delete":
+                await client.call(connection, f"STREAM.DELETE.{stream}")
+            elif how == "forget":
+                await client.call(connection, f"STREAM.PURGE.{places.bucket}", {"filter": places._subject_of(queue)})
+            elif (consumer := await places.consumer_of(connection, queue)) is not None:
+                await client.call(connection, f"CONSUMER.DELETE.{stream}.{consumer.name}")
+
+        await client.run(ask)
 
     async def open(self) -> Broker:
         way = Way(self._server.port, self.login, self._clock)

@@ -187,6 +187,18 @@ MESSAGE_EDITS = {
 }
 """What an administrator may set in the row of a message, by what that is."""
 
+REMOVALS = {
+    "delete": [
+        "DELETE FROM tenure.declared WHERE queue = (SELECT id FROM tenure.queue WHERE name = $1)",
+        "DELETE FROM tenure.queue WHERE name = $1",
+    ],
+    "forget": [
+        "DELETE FROM tenure.declared WHERE queue = (SELECT id FROM tenure.queue WHERE name = $1)",
+        "UPDATE tenure.queue SET lock = 30, max_deliveries = 10 WHERE name = $1",
+    ],
+}
+"""What an administrator may remove of the queue $1."""
+
 
 class PostgresHarness(LeaseHarness):
     traits = postgres.TRAITS
@@ -293,6 +305,7 @@ class TestPostgresLeasesWithALockedRow(LeaseFaultSuite):
 class PostgresQueueHarness(QueueHarness):
     traits = postgres.QUEUE_TRAITS
     foreign = tuple(MESSAGE_EDITS)
+    edits = tuple(REMOVALS)
     lock = LONG
     counts_bytes = True
     backlog = 21_000  # it handles ten times a thousand, and a session takes two steps
@@ -330,6 +343,11 @@ class PostgresQueueHarness(QueueHarness):
         table = "dead" if queue.endswith(DEAD_SUFFIX) else "message"
         async with connected_to(self._setup.server.url) as user:
             await user.execute(f"UPDATE tenure.{table} SET {MESSAGE_EDITS[how]} WHERE body = $1", body)
+
+    async def edit(self, queue: str, how: str) -> None:
+        async with connected_to(self._setup.server.url) as user:
+            for statement in REMOVALS[how]:
+                await user.execute(statement, queue)
 
 
 class SeveredQueueHarness(PostgresQueueHarness):

@@ -107,6 +107,7 @@ class RabbitQueueHarness(QueueHarness):
         ),
     )
     foreign = tuple(MESSAGES)
+    edits = ("delete", "forget")
     counts_bytes = True
     lock = 12.8 if CAN_TURN else 3.0  # a delay of so many steps is one stage, see tenure._backends.rabbitmq.delays
     lock_in_rounds = 51.2 if CAN_TURN else None
@@ -142,6 +143,18 @@ class RabbitQueueHarness(QueueHarness):
             client.close()
 
         await asyncio.to_thread(publish)
+
+    async def edit(self, queue: str, how: str) -> None:
+        def delete() -> None:
+            client = pika.BlockingConnection(pika.URLParameters(self._server.address))
+            client.channel().queue_delete(amqp_name(queue))
+            client.close()
+
+        if how == "delete":
+            await asyncio.to_thread(delete)
+        else:
+            broker = self._backends[0].broker
+            await broker._client.run(lambda: broker._records.change(lambda records: records.pop(queue, None)))
 
     async def open(self) -> Broker:
         proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()

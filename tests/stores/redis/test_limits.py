@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from redis import asyncio as aioredis
@@ -294,6 +295,7 @@ async def test_settings_are_kept_as_they_were_given(server: Redis, name: str) ->
         assert declared == QueueSettings(max_locked=2**31 - 1, rate=(7, 60.0), session_rate=(1, 0.001), paused=True)
         assert isinstance(declared.max_locked, int)
         assert await client.hgetall(f"tenure:queue:{{{name}}}:settings") == {
+            b"made": ANY,
             b"max_locked": b"2147483647",
             b"rate": b"7/60",
             b"session_rate": b"1/0.001",

@@ -167,6 +167,7 @@ class RedisQueueHarness(RedisSetup, QueueHarness):
     counts_bytes = True
     lock = LONG
     foreign = tuple(MESSAGE_EDITS)
+    edits = ("delete", "forget")
     faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
 
     async def open(self) -> Broker:
@@ -180,6 +181,19 @@ class RedisQueueHarness(RedisSetup, QueueHarness):
             bodies = await client.hgetall(f"{base}body")
             [sequence] = [one for one, found in bodies.items() if found == body]
             await (client.hdel(base + part, sequence) if value is None else client.hset(base + part, sequence, value))
+
+    async def edit(self, queue: str, how: str) -> None:
+        scripts = self._backends[0].broker._scripts
+        async with self.native() as client:
+            if how == "forget":
+                await client.delete(f"{scripts.base(queue)}settings")
+                return
+            await client.delete(*[key async for key in client.scan_iter(f"{scripts.base(queue)}*")])
+            await client.srem(scripts._names, queue)
+
+    def native(self) -> aioredis.Redis:
+        """Return a client of another program."""
+        return aioredis.Redis.from_url(self._server.url)
 
 
 KILLED = (("databases", "16"),)

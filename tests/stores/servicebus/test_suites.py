@@ -16,6 +16,7 @@ from tenure._backends import servicebus
 from tenure._backends.servicebus import QUEUE_TRAITS
 from tenure._backends.servicebus.codec import Encoded
 from tenure._backends.servicebus.message_format import DEATH, DELIVERIES, DESCRIPTION, HISTORY, REASON
+from tenure._backends.servicebus.names import Path, entity_of
 from tenure._queue.broker import Broker
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.verdicts import DeadLetter
@@ -136,6 +137,7 @@ class ServiceBusHarness(QueueHarness):
         ),
     )
     foreign = tuple(MESSAGES)
+    edits = ("delete", "forget")
     lock = 30.0  # that of a queue that is created without settings
     backlog = 300
     faults = frozenset({"lose_answer", "cut", "late"})
@@ -164,6 +166,14 @@ class ServiceBusHarness(QueueHarness):
                 return not (await broker.stats(home)).ready
 
             await until(is_dead)
+
+    async def edit(self, queue: str, how: str) -> None:
+        broker = next(iter(self._ways.values())).backend.broker
+        path = Path(entity_of(queue))
+        if how == "delete":
+            await inside(broker, broker.administration.delete(path))
+        else:
+            await inside(broker, broker.administration.update(path, lambda _: {"user_metadata": ""}))
 
     async def open(self) -> Broker:
         way = Proxied(self._server, self._clock)

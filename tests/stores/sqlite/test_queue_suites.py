@@ -48,10 +48,22 @@ EDITS = {
 }
 """What an administrator may set in the row of a message, by what that is."""
 
+REMOVALS = {
+    "delete": [
+        "DELETE FROM tenure_declared WHERE queue IN (SELECT queue FROM tenure_queue WHERE name = ?)",
+        "DELETE FROM tenure_queue WHERE replace(name, '$dead', '') = ?",
+    ],
+    "forget": [
+        "DELETE FROM tenure_declared WHERE queue IN (SELECT queue FROM tenure_queue WHERE name = ?)",
+    ],
+}
+"""What an administrator may remove of a queue, whose name stands for each question mark."""
+
 
 class SqliteQueueHarness(QueueHarness):
     traits = sqlite.QUEUE_TRAITS
     foreign = tuple(EDITS)
+    edits = tuple(REMOVALS)
     is_exact = True
     counts_bytes = True
     busy: ClassVar[float] = 10.0  # many calls come at once, and this process may be slow while one of them writes
@@ -86,6 +98,11 @@ class SqliteQueueHarness(QueueHarness):
         await place(self._opened[0].broker, self, queue, body)
         with closing(sqlite3.connect(self._file, isolation_level=None)) as file:
             file.execute(f"UPDATE tenure_message SET {EDITS[how]} WHERE body = ?", [body])
+
+    async def edit(self, queue: str, how: str) -> None:
+        with closing(sqlite3.connect(self._file, isolation_level=None)) as file:
+            for statement in REMOVALS[how]:
+                file.execute(statement, [queue])
 
 
 class TestSqliteQueues(BrokerSuite):

@@ -45,6 +45,7 @@ from tenure._queue.broker import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.delivery_ends import found_dead
+from tenure._queue.generations import Generations
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
@@ -78,6 +79,9 @@ QUEUE_TRAITS = QueueTraits(
     tells_holder=False,
 )
 
+CHECK_EVERY = 60.0
+"""Seconds after which a process that uses a queue reads its settings again: only a queue that is missing is noticed."""
+
 DEAD_FOUND_MAX = 64
 """Expired or exhausted messages that one claim moves to the dead letters; the next claim moves the rest."""
 
@@ -95,6 +99,7 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     def __init__(self, account: Account, clock: Clock) -> None:
         self._account = account
+        self.generations = Generations(CHECK_EVERY)
         self._clock = ServiceClock(account, clock)
         self._notifier = Notifier()
         self._background = Background()
@@ -127,11 +132,15 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*, in its metadata; return the settings that result."""
         request = partial(declare, queue=queue, traits=QUEUE_TRAITS, changes=changes, only_undeclared=only_undeclared)
-        return await self._account.run(request)
+        settings, made = await self._account.run(request)
+        self.generations.note(queue, made)
+        return settings
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings of *queue*."""
-        return await self._account.run(partial(settings_of, queue=queue, traits=QUEUE_TRAITS))
+        settings, made = await self._account.run(partial(settings_of, queue=queue, traits=QUEUE_TRAITS))
+        self.generations.note(queue, made)
+        return settings
 
     async def names(self) -> Sequence[str]:
         """List every queue in the account that doesn't hold the dead letters of another, sorted."""
@@ -203,10 +212,11 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         self.refusals.check_messages(messages)
         if any(message.at is not None for message in messages):
             await self._clock.ensure_known(queue)
-        puts = []
+        puts, missing = [], partial(self.generations.rise, queue)
         for index, message in enumerate(messages):
             try:
-                puts.append(partial(put, queue=queue, text=_text_of(message), delay=self._delay_of(message)))
+                text, delay = _text_of(message), self._delay_of(message)
+                puts.append(partial(put, queue=queue, text=text, delay=delay, missing=missing))
             except ConfigError as error:
                 raise MessageRefused(str(error), index, len(messages)) from error.__cause__
         asked_at = self._clock.local.now()
@@ -249,6 +259,7 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
         token, seconds = secrets.token_hex(8), math.ceil(lock)
+        missing = partial(self.generations.rise, queue)  # of dead letters: nobody asks for its number
         wait_until = self._clock.local.now() + seconds / 3
         deliveries: list[Delivery] = []
         moves: list[asyncio.Task[None]] = []
@@ -258,7 +269,7 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             locked_until = self._clock.local.now() + seconds  # Azure counts from when it gets the request, or later
             try:
                 page = await self._account.run(
-                    partial(lock_page, queue=queue, limit=want, seconds=seconds, clock=self._clock)
+                    partial(lock_page, queue=queue, limit=want, seconds=seconds, clock=self._clock, missing=missing)
                 )
                 found, dead = await self._deliveries_of(queue, page, token, locked_until)
                 deliveries += found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from azure.storage.queue import QueueMessage
 from azure.storage.queue.aio import QueueClient
 
@@ -32,13 +34,16 @@ async def create(client: QueueClient, queue: str, metadata: dict[str, str] | Non
     await unless_refused(client.create_queue(metadata=named), "QueueAlreadyExists")
 
 
-async def put(connections: LoopConnections, *, queue: str, text: str, delay: int) -> QueueMessage:
-    """Put a message into *queue*, which is created if it doesn't exist."""
+async def put(
+    connections: LoopConnections, *, queue: str, text: str, delay: int, missing: Callable[[], None] = lambda: None
+) -> QueueMessage:
+    """Put a message into *queue*, which is created if it doesn't exist; then *missing* is called."""
     client = client_of(connections, queue)
     for _ in range(2):
         answer = await unless_refused(client.send_message(text, visibility_timeout=delay, time_to_live=-1), *NO_QUEUE)
         if not isinstance(answer, Refused):
             return answer
+        missing()
         await create(client, queue)
     return await client.send_message(text, visibility_timeout=delay, time_to_live=-1)
 
@@ -56,9 +61,15 @@ async def peek(connections: LoopConnections, queue: str) -> list[FoundMessage]:
 
 
 async def lock_page(
-    connections: LoopConnections, *, queue: str, limit: int, seconds: int, clock: ServiceClock
+    connections: LoopConnections,
+    *,
+    queue: str,
+    limit: int,
+    seconds: int,
+    clock: ServiceClock,
+    missing: Callable[[], None] = lambda: None,
 ) -> list[FoundMessage]:
-    """Lock up to 32 visible messages of *queue* for *seconds*."""
+    """Lock up to 32 visible messages of *queue* for *seconds*; if it doesn't exist, call *missing*."""
     asked_at = clock.local.now()
     pages = client_of(connections, queue).receive_messages(
         messages_per_page=limit, max_messages=limit, visibility_timeout=seconds
@@ -70,6 +81,8 @@ async def lock_page(
         return []
 
     answer = await unless_refused(first(), *NO_QUEUE)
+    if isinstance(answer, Refused):
+        missing()
     found = []
     for one in () if isinstance(answer, Refused) else answer:
         now = timestamp_of(one.next_visible_on) - seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -14,14 +15,20 @@ from tenure._foreign import Unreadable, read_object
 from tenure._queue.broker import QueueOptions, QueueSettings, QueueTraits, read_settings, settings_with, undeclared
 from tenure.errors import ConfigError
 
+MADE = "tenure_made"
+"""The name of the mark in the metadata."""
+
 CHECK_AFTER = 0.25
 """Seconds after which to check that a setting still has the value that was written."""
 
 
-async def settings_of(connections: LoopConnections, queue: str, traits: QueueTraits) -> QueueSettings:
-    """Return the settings of *queue*."""
+async def settings_of(
+    connections: LoopConnections, queue: str, traits: QueueTraits
+) -> tuple[QueueSettings, str | None]:
+    """Return the settings of *queue*, and what tells it from one that was deleted; see :func:`declare`."""
     answer = await unless_refused(client_of(connections, queue).get_queue_properties(), *NO_QUEUE)
-    return _in_force({} if isinstance(answer, Refused) else _declared(answer.metadata), traits)
+    known = {} if isinstance(answer, Refused) else answer.metadata or {}
+    return _in_force(_declared(known), traits), known.get(MADE)
 
 
 async def declare(
@@ -31,30 +38,37 @@ async def declare(
     changes: QueueOptions,
     *,
     only_undeclared: bool = False,
-) -> QueueSettings:
-    """Write *changes* into the settings of *queue*; return the settings that result.
+) -> tuple[QueueSettings, str | None]:
+    """Write *changes* into the settings of *queue*; return the settings that result, and a mark.
+
+    The mark is written with the first setting that is declared, so it tells the queue from one that was deleted.
 
     Azure replaces all of the metadata, without a condition. So the settings are read again a moment later, and written
     again if another process has replaced them. If several processes declare a setting at the same time, the first one
     certainly wins only on a queue that doesn't exist yet.
     """
     client = client_of(connections, queue)
+    is_marking = bool(changes)
     while True:  # until the request times out
         answer = await unless_refused(client.get_queue_properties(), *NO_QUEUE)
         known = None if isinstance(answer, Refused) else answer.metadata or {}
         declared = _declared(known)
         if only_undeclared:  # without the settings that another process has declared since the last read
             changes = undeclared(changes, declared)
-        if known is not None and all(declared.get(name) == value for name, value in changes.items()):
-            return _in_force(declared, traits)
+        made = (known or {}).get(MADE)
+        is_done = all(declared.get(name) == value for name, value in changes.items())
+        if known is not None and is_done and (made or not is_marking):
+            return _in_force(declared, traits), made
         declared.update(changes)
         metadata = {"tenure_settings": encode_metadata(json.dumps(declared)), "tenure_name": encode_metadata(queue)}
+        if is_marking:
+            metadata[MADE] = made = made or secrets.token_hex(8)
         if known is not None:
             await unless_refused(client.set_queue_metadata({**known, **metadata}), *NO_QUEUE)
         elif not isinstance(
             await unless_refused(client.create_queue(metadata=metadata), "QueueAlreadyExists"), Refused
         ):
-            return _in_force(declared, traits)  # created with them, so every later process sees them
+            return _in_force(declared, traits), made  # created with them, so every later process sees them
         await asyncio.sleep(CHECK_AFTER)
 
 

@@ -214,6 +214,7 @@ class StoredQueue:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.generation = object()  # tells it from one of the same name that was deleted
         self.settings: QueueSettings = QueueSettings()
         self.declared: set[str] = set()  # the names of the settings that were declared
         self.live: Subqueue = Subqueue(name)

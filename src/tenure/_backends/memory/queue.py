@@ -106,6 +106,7 @@ class MemoryBroker(Transitions):
             settings = stored.settings = replace(stored.settings, **changes)
             stored.live.has_max_locked = settings.max_locked < math.inf
             stored.declared.update(changes)
+            self._note_generation(queue)
         if not LIMITS.isdisjoint(changes):
             self._notify(queue)
         return settings
@@ -131,6 +132,7 @@ class MemoryBroker(Transitions):
         """Insert *messages*; return their ids."""
         with self._memory.lock:
             ids = self._send(queue, messages, self._clock.now())
+            self._note_generation(queue)
         self._notify(queue)
         return ids
 
@@ -155,6 +157,7 @@ class MemoryBroker(Transitions):
         """Claim up to *limit* messages for *lock* seconds."""
         with self._memory.lock:
             now = self._clock.now()
+            self._note_generation(queue)
             subqueue = self._subqueue(queue, now)
             if subqueue is None:
                 return Claim(())
@@ -180,6 +183,7 @@ class MemoryBroker(Transitions):
         """Claim the deferred messages among *sequences*."""
         with self._memory.lock:
             now = self._clock.now()
+            self._note_generation(queue)
             subqueue = self._subqueue(queue, now)
             if subqueue is None:
                 return Claim(())
@@ -263,6 +267,7 @@ class MemoryBroker(Transitions):
         """Lock *session*, or the next free one with a message waiting."""
         with self._memory.lock:
             now = self._clock.now()
+            self._note_generation(queue)
             subqueue = self._subqueue(queue, now)
             found: Session | None
             if session is not None:
@@ -533,6 +538,7 @@ class MemoryBroker(Transitions):
             else:
                 schedules.pop(schedule, None)
             self._send(queue, messages, now)
+            self._note_generation(queue)
         if messages:
             self._notify(queue)
         return Advanced(True, record, wall)

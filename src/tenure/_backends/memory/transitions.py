@@ -27,6 +27,7 @@ from tenure._backends.memory.messages import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.delivery_ends import LOCK_ENDED, TIME_IS_OVER, Cause, EndedDelivery, Ending, Outcome, outcome_of
+from tenure._queue.generations import Generations
 from tenure._queue.limits import UNLIMITED, Allowance, allowance_of, noted
 from tenure._queue.message import HISTORY_MAX, Attempt, Death, Delivery, Died, SessionLock, newest_error
 from tenure._queue.outgoing import Outgoing
@@ -38,6 +39,7 @@ class Transitions(Client):
 
     def __init__(self, clock: Clock | None = None, memory: Memory | None = None) -> None:
         super().__init__(memory)
+        self.generations = Generations()
         self._clock = clock or SystemClock()
         if self._memory.epoch is None:
             self._memory.epoch = time.time() - self._clock.now()
@@ -172,6 +174,11 @@ class Transitions(Client):
             queue = self._memory.queues[name] = StoredQueue(name)
             queue.sequence = self._memory.sequence  # one of this name may have been deleted
         return queue
+
+    def _note_generation(self, name: str) -> None:
+        home = name.removesuffix(DEAD_SUFFIX)
+        stored = self._memory.queues.get(home)
+        self.generations.note(home, None if stored is None else stored.generation)
 
     def _expire_ids(self, name: str, now: float) -> None:
         """Forget expired ids, also in queues to which nothing is sent any more."""

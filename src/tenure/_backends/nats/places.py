@@ -58,6 +58,8 @@ ACK_WAIT = 30.0
 """Seconds for which the server locks a message, if its consumer doesn't say."""
 DURATION_MAX = 3_153_600_000.0
 """Seconds of the longest duration that the server is told: a hundred years. Its own are counted in nanoseconds."""
+MARK_MAX = 100
+"""Characters of the longest mark that is read."""
 RECORD_MAX = 2**23
 """The longest record that is read: with many schedules, it is long."""
 NEXT_MAX = 10**17
@@ -117,6 +119,8 @@ class Record:
     """The queue's name, if its word is cut, and doesn't tell it."""
     schedules: Mapping[str, str] = field(default_factory=dict)
     """What is kept of its schedules, by their names; see ``tenure._queue.schedule_steps``."""
+    made: str = ""
+    """A mark that came with the first setting: it tells the queue from one that was deleted."""
 
 
 class Places:
@@ -519,11 +523,16 @@ def record_of(body: bytes) -> Record:
         idle_at=read_or(seconds, given.get("idle_at"), None),
         name=read_or(_a_name, given.get("name"), ""),
         schedules=read_or(_schedules, given.get("schedules"), {}),
+        made=read_or(_a_mark, given.get("made"), ""),
     )
 
 
 def _a_first(value: object) -> int:
     return a_count(value, least=1, most=NEXT_MAX)
+
+
+def _a_mark(value: object) -> str:
+    return a_text(value, MARK_MAX)
 
 
 def _a_name(value: object) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -55,6 +56,7 @@ from tenure._queue.broker import (
     undeclared,
 )
 from tenure._queue.checks import DEAD_SUFFIX, INT_MAX
+from tenure._queue.generations import Generations
 from tenure._queue.identity import ID_MARK, dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
@@ -95,6 +97,9 @@ LONG = 3_600.0
 MARGIN = 1_000
 """Numbers that a stream leaves out after its deletion: those of messages that were stored while it was deleted."""
 
+CHECK_EVERY = 60.0
+"""Seconds after which a process that uses a queue reads its settings again: no sender sees that it was made anew."""
+
 WINDOW_KNOWN_FOR = 1.0
 """Seconds for which a sender knows for how long a queue remembers ids."""
 
@@ -111,6 +116,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
+        self.generations = Generations(CHECK_EVERY)
         self._local = clock
         self._notifier = Notifier()
         self._places = Places(client, clock)
@@ -127,6 +133,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
             client, self._places, self._clock, self._receipts, self._storing, self._inbox, self.send
         )
         self._live = LiveMessages(client, self._places, self._clock, self._storing, self._receiving, self._dead_letters)
+        self._claimed_from: dict[str, str] = {}  # by queue: the consumer of the last claim
         self._windows: dict[str, tuple[float, float]] = {}  # by queue: how long ids are remembered; read when
         self._schedules = ScheduleSteps(NatsSchedules(client, self._places, self._clock), self.send, clock)
 
@@ -160,7 +167,8 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
         def change(record: Record) -> Record:
             wanted = undeclared(changes, record.settings) if only_undeclared else changes
-            return replace(record, settings=QueueOptions(**{**record.settings, **wanted}))
+            made = record.made or (secrets.token_hex(8) if changes else "")
+            return replace(record, settings=QueueOptions(**{**record.settings, **wanted}), made=made)
 
         record = await self._places.change_record(queue, change)
         settings = QueueSettings(**record.settings)
@@ -172,11 +180,13 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
         await self._client.run(apply)
         self._windows[queue] = settings.dedupe_window, self._local.now()
+        self.generations.note(queue, record.made)
         return settings
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings of *queue*."""
         record, _ = await self._client.run(lambda connection: self._places.read_record(connection, queue))
+        self.generations.note(queue, record.made)
         return QueueSettings(**record.settings)
 
     async def names(self) -> Sequence[str]:
@@ -316,6 +326,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
                 return [numbers[index] for index in range(len(requests))]
             # Those that no stream has taken are sent again.
             if refusal is None and not is_made:
+                self.generations.rise(queue)
                 await self._places.make(connection, queue)
                 is_made = True
             pause = next(pauses, None)
@@ -380,7 +391,11 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         for _ in range(2):
             consumer = await self._consumer_of(connection, queue, lock)
             if consumer is None:
+                self.generations.rise(queue)
                 break
+            if self._claimed_from.setdefault(queue, consumer.name) != consumer.name:
+                self._claimed_from[queue] = consumer.name
+                self.generations.rise(queue)
             asked_at = self._local.now()
             first, age = await self._standing.take(connection, queue, lock, asked_at)
             try:

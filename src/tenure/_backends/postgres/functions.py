@@ -10,6 +10,7 @@ from typing import Any
 from tenure._backends.postgres.client import Client
 from tenure._foreign import a_count, a_list, a_text, read_json, read_or
 from tenure._queue.checks import COUNT_MAX
+from tenure._queue.generations import Generations
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import Died
 from tenure._queue.notes import read_deliveries, read_reason
@@ -35,6 +36,12 @@ class QueueFunctions:
         self._client = client
         self._schema = client.options.schema
         self.deaths = Deaths()
+        self.generations = Generations()
+        self.made: str = (
+            "(SELECT pg_catalog.min(d.xmin::pg_catalog.text::pg_catalog.int8) "
+            f"FROM {self._schema}.declared AS d JOIN {self._schema}.queue AS q ON q.id = d.queue WHERE q.name = $1)"
+        )
+        """What tells the queue $1 from a deleted one, which has the same row: when its first setting was declared."""
 
     def call_text(self, name: str, arguments: int) -> str:
         """Return a call of the function *name* with $1, $2, … as its *arguments*."""
@@ -53,6 +60,29 @@ class QueueFunctions:
         """Return the rows of a function."""
         return await self._client.fetch(f"SELECT * FROM {self.call_text(name, len(values))}", *values)
 
+    async def rows_about(self, name: str, queue: str, *values: object) -> list[Any]:
+        """Return the rows of a function about *queue*, its first argument; note its generation if it is followed."""
+        if not self.generations.follows(queue):
+            return await self.rows(name, queue, *values)
+        call = self.call_text(name, 1 + len(values))
+        rows = await self._client.fetch(
+            f"SELECT {self.made}, f.* FROM (SELECT) AS x LEFT JOIN LATERAL (SELECT true, c.* FROM {call} AS c) AS f "
+            "ON true",
+            queue,
+            *values,
+        )
+        self.generations.note(queue, rows[0][0])
+        return [row[2:] for row in rows if row[1]]
+
+    async def call_about(self, name: str, queue: str, *values: object) -> Any:
+        """Return the result of a function about *queue*, its first argument, and note its generation, as above."""
+        if not self.generations.follows(queue):
+            return await self.call(name, queue, *values)
+        statement = f"SELECT {self.call_text(name, 1 + len(values))}, {self.made}"
+        [(answer, made)] = await self._client.fetch(statement, queue, *values)
+        self.generations.note(queue, made)
+        return answer
+
     async def call(self, name: str, *values: object) -> Any:
         """Return the result of a function."""
         [row] = await self._client.fetch(f"SELECT {self.call_text(name, len(values))}", *values)
@@ -61,11 +91,17 @@ class QueueFunctions:
     async def rows_with_deaths(self, name: str, queue: str, *values: object) -> list[Any]:
         """Return the rows of a function, and note the deaths of *queue* that it found; without rows, one of NULLs."""
         call = self.call_text(name, 1 + len(values))
+        follows = self.generations.follows(queue)
+        made = self.made if follows else "NULL"
         rows = await self._client.fetch(
-            f"SELECT (SELECT {_DEATHS}), f.* FROM (SELECT) AS x LEFT JOIN LATERAL {call} AS f ON true", queue, *values
+            f"SELECT (SELECT {_DEATHS}), {made}, f.* FROM (SELECT) AS x LEFT JOIN LATERAL {call} AS f ON true",
+            queue,
+            *values,
         )
         self.deaths.note(queue, rows[0][0])
-        return [row[1:] for row in rows]
+        if follows:
+            self.generations.note(queue, rows[0][1])
+        return [row[2:] for row in rows]
 
     async def call_with_deaths(self, name: str, queue: str, *values: object) -> Any:
         """Return the result of a function, and note the deaths of *queue* that it found."""

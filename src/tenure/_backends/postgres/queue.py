@@ -51,6 +51,7 @@ from tenure._queue.broker import (
     undeclared,
 )
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.generations import Generations
 from tenure._queue.identity import ID_MARK
 from tenure._queue.limits import Rate
 from tenure._queue.message import NO_DEFERRED_DEAD_LETTERS, DeadMessage, Delivery, LiveMessage, SessionLock, Stats
@@ -101,6 +102,8 @@ class PostgresBroker:
         self._traits = replace(QUEUE_TRAITS, hints=client.options.listen)
         self._sending = statements("sending.sql", self._schema)
         self._functions = QueueFunctions(client)
+        self.generations: Generations = self._functions.generations
+        self._send_one_noted = self._sending["send_one"].replace("SELECT seq", f"SELECT seq, {self._functions.made}")
         self._tokens = ClaimTokens()
         self._housekeeping = Housekeeping(self._functions, self._tokens.origin)
         self._claims = UnansweredClaims(client, self._functions)
@@ -119,12 +122,14 @@ class PostgresBroker:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
         if only_undeclared and changes:  # usually there is nothing to write
             rows = await self._client.fetch(
-                f"SELECT {_SETTINGS}, ARRAY(SELECT d.setting FROM {self._schema}.declared AS d WHERE d.queue = q.id) "
+                f"SELECT {_SETTINGS}, {self._functions.made}, "
+                f"ARRAY(SELECT d.setting FROM {self._schema}.declared AS d WHERE d.queue = q.id) "
                 f"FROM {self._schema}.queue AS q WHERE name = $1",
                 queue,
             )
             if rows and not undeclared(changes, rows[0][-1]):
-                return _settings_of(tuple(rows[0])[:-1])
+                self.generations.note(queue, rows[0][-2])
+                return _settings_of(tuple(rows[0])[:-2])
         new = QueueSettings(**changes)
         [row] = await self._functions.rows(
             "declare_settings",
@@ -143,6 +148,9 @@ class PostgresBroker:
         )
         if not LIMITS.isdisjoint(changes):
             self._wake.notify(f"queue:{queue}")
+        if self.generations.follows(queue):
+            [(made,)] = await self._client.fetch(f"SELECT {self._functions.made}", queue)
+            self.generations.note(queue, made)
         return _settings_of(row)
 
     async def settings(self, queue: str) -> QueueSettings:
@@ -167,7 +175,7 @@ class PostgresBroker:
             return []
         numbers = await self._send_one(queue, messages[0]) if len(messages) == 1 else None
         if numbers is None:
-            numbers = await self._functions.call("send_many", queue, *columns_of(messages))
+            numbers = await self._functions.call_about("send_many", queue, *columns_of(messages))
         self._wake.notify(f"queue:{queue}")
         self._housekeeping.note_use(queue)
         generated = iter(numbers)
@@ -177,7 +185,10 @@ class PostgresBroker:
         """Keep *message* in the fastest way; return its number, or None if it has to be kept by ``send_many``."""
         if not (self._client.options.prepared and is_ready_at_once(message)):  # to plan it each time takes longer
             return None
-        rows = await self._client.fetch(self._sending["send_one"], queue, *values_of(message))
+        if not self.generations.follows(queue):
+            rows = await self._client.fetch(self._sending["send_one"], queue, *values_of(message))
+        elif rows := await self._client.fetch(self._send_one_noted, queue, *values_of(message)):
+            self.generations.note(queue, rows[0][1])
         return [rows[0][0]] if rows else None
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
@@ -191,7 +202,7 @@ class PostgresBroker:
             return Claim(tuple(delivery_of(queue, token, row[:11], death_of(row[11:])) for row in rows))
         await self._give_back(queue)
         with self._claims.noting(queue, token, lock):
-            rows = await self._functions.rows("receive", queue, limit, lock, token)
+            rows = await self._functions.rows_about("receive", queue, limit, lock, token)
         return self._claim(queue, token, rows, rank_of)
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
@@ -256,7 +267,7 @@ class PostgresBroker:
     ) -> Advanced:
         """Keep *record* in place of *expected*, and send *messages*."""
         place = (queue, schedule, expected, record, float(not_before))
-        [row] = await self._functions.rows("advance", *place, *columns_of(messages))
+        [row] = await self._functions.rows_about("advance", *place, *columns_of(messages))
         if row[0] and messages:
             self._wake.notify(f"queue:{queue}")
             self._housekeeping.note_use(queue)

@@ -12,6 +12,7 @@ import asyncio
 from tenure._backends.rabbitmq.client import Client
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._backends.rabbitmq.records import RecordStore
+from tenure._queue.generations import Generations
 
 WAIT_MAX = 1.0
 """Seconds to wait for a declaration of another process, or a quarter of a request's time if that is less."""
@@ -23,11 +24,13 @@ class Presence:
     Args:
         client: The RabbitMQ.
         records: Whose lock processes declare queues under.
+        generations: Those of the queues, which rise when one is missing.
     """
 
-    def __init__(self, client: Client, records: RecordStore) -> None:
+    def __init__(self, client: Client, records: RecordStore, generations: Generations) -> None:
         self._client = client
         self._records = records
+        self._generations = generations
         self._known: set[str] = set()
 
     def knows(self, queue: str) -> bool:
@@ -41,6 +44,7 @@ class Presence:
     def forget(self, queue: str) -> None:
         """Note that *queue* was missing, or is being deleted: the next of this name is another one."""
         self._known.discard(queue)
+        self._generations.rise(queue)
 
     async def has(self, queue: str) -> bool:
         """Return whether there is *queue*; if it is not known, wait for a process that may be declaring it."""

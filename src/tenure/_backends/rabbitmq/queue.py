@@ -59,6 +59,7 @@ from tenure._queue.broker import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.delivery_ends import Outcome, found_dead
+from tenure._queue.generations import Generations
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import (
     DeadMessage,
@@ -102,6 +103,10 @@ QUEUE_TRAITS = QueueTraits(
     dead_pages=True,
 )
 
+CHECK_EVERY = 300.0
+"""Seconds after which a process that uses a queue reads its settings again: no sender sees that it was made anew. They
+are many, as all processes of a virtual host take turns to read."""
+
 DELIVERY_LIMIT = 2**31 - 1
 """As good as none: settings say how often a message is delivered, and can be changed. (From 4.0 on, it would be 20.)"""
 
@@ -131,11 +136,12 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
+        self.generations = Generations(CHECK_EVERY)
         self._clock = clock
         self._notifier = Notifier()
         self._sequences = Sequences()
         self._records = RecordStore(client)
-        self._presence = Presence(client, self._records)
+        self._presence = Presence(client, self._records, self.generations)
         self._receipts = Receipts(client, clock)
         self._delays = Delays(client)
         self._publisher = Publisher(client, self._delays, self._presence, self._ensure_there, self._note_delay)
@@ -258,29 +264,33 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*, in the records; return the settings that result."""
 
-        def write(records: Records) -> QueueSettings:
+        def write(records: Records) -> tuple[QueueSettings, str]:
             before = records.get(queue, Record()).settings
             wanted = undeclared(changes, before) if only_undeclared else changes
             options = QueueOptions(**{**before, **wanted})
             settings = QueueSettings(**options)  # it may refuse them; then nothing is changed
             record = records.setdefault(queue, Record())
             record.settings, record.is_there = options, True
-            return settings
+            record.made = record.made or (secrets.token_hex(8) if changes else "")
+            return settings, record.made
 
-        async def declare() -> QueueSettings:
+        async def declare() -> tuple[QueueSettings, str]:
             await self._ensure(queue)
             return await self._records.change(write)
 
-        return await self._client.run(declare, to_end=True)
+        settings, made = await self._client.run(declare, to_end=True)
+        self.generations.note(queue, made)
+        return settings
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings of *queue*."""
 
-        async def read() -> QueueSettings:
-            record = (await self._records.read()).get(queue)
-            return QueueSettings() if record is None else QueueSettings(**record.settings)
+        async def read() -> Record:
+            return (await self._records.read()).get(queue) or Record()
 
-        return await self._client.run(read)
+        record = await self._client.run(read)
+        self.generations.note(queue, record.made)
+        return QueueSettings(**record.settings)
 
     async def _max_deliveries(self, queue: str) -> int:
         return QueueSettings(**(await self._records.last_known(queue)).settings).max_deliveries

@@ -34,6 +34,9 @@ T = TypeVar("T")
 SIZE_MAX = 2**27
 """Bytes of the longest records that are read: more than any server takes as a message."""
 
+MARK_MAX = 100
+"""Characters of the longest mark that is read."""
+
 VERSION_MAX = 2**53
 """The highest version; the next one is 1."""
 
@@ -78,6 +81,8 @@ class Record:
     """No message is delayed for longer. Nobody can look at those that are."""
     schedules: dict[str, str] = field(default_factory=dict)
     """What is kept of its schedules, by their names; see ``tenure._queue.schedule_steps``."""
+    made: str = ""
+    """A mark that came with the first setting: it tells the queue from one that was deleted."""
 
 
 Records = dict[str, Record]
@@ -369,7 +374,12 @@ def _read_record(given: dict[str, Any]) -> Record:
         read_or(seconds, given.get("idle_at"), None) or None,  # 0 would not be written again
         read_or(seconds, given.get("delayed_until"), 0.0),
         read_or(_schedules, given.get("schedules"), {}),
+        read_or(_a_mark, given.get("made"), ""),
     )
+
+
+def _a_mark(value: object) -> str:
+    return a_text(value, MARK_MAX)
 
 
 def _a_generation(value: object) -> int:

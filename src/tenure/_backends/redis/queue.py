@@ -52,6 +52,7 @@ from tenure._queue.broker import (
     Selection,
     undeclared,
 )
+from tenure._queue.generations import Generations
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     DeadMessage,
@@ -87,11 +88,12 @@ class RedisBroker:
     def __init__(self, client: Client, wake: Wake) -> None:
         self._client = client
         self._wake = wake
+        self.generations = Generations()
         self._scripts = QueueScripts(client)
         self._live = LiveMessages(client, self._scripts, self.stats)
         self._dead = DeadLetters(self._scripts, is_cluster=client.is_cluster)
         self._idle = f"{client.options.prefix}idle"
-        self._receiving = Receiving(self._scripts)
+        self._receiving = Receiving(self._scripts, self.generations)
         self._settling = Settling(client, self._scripts, self.send)
 
     @property
@@ -106,8 +108,9 @@ class RedisBroker:
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
         if only_undeclared and changes:  # usually there is nothing to write
-            declared = await self._declared(queue)
-            if not undeclared(changes, declared):
+            declared, made = await self._declared(queue)
+            if made and not undeclared(changes, declared):
+                self.generations.note(queue, made)
                 return QueueSettings(**declared)
         values: list[Argument] = [int(only_undeclared)]
         for name, value in changes.items():
@@ -115,19 +118,21 @@ class RedisBroker:
         await self._scripts.run_listed(
             {queue}, NOTE, self._scripts.call("declare", [self._scripts.base(queue)], values)
         )
-        return await self.settings(queue)
+        declared, made = await self._declared(queue)
+        self.generations.note(queue, made)
+        return QueueSettings(**declared)
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings that hold for *queue*."""
-        return QueueSettings(**await self._declared(queue))
+        return QueueSettings(**(await self._declared(queue))[0])
 
-    async def _declared(self, queue: str) -> QueueOptions:
-        """Return the settings of *queue* that were declared."""
+    async def _declared(self, queue: str) -> tuple[QueueOptions, bytes]:
+        """Return the settings of *queue* that were declared, and what tells it from one that was deleted."""
         kept: dict[bytes, bytes] = await self._client.command("HGETALL", f"{self._scripts.base(queue)}settings")
         layout = kept.get(b"layout", b"1").decode(errors="replace")
         if layout != str(LAYOUT):
             raise other_layout(layout, self._scripts.base(queue), str(self._client.address))
-        return settings_of(kept)
+        return settings_of(kept), kept.get(b"made", b"")
 
     async def names(self) -> Sequence[str]:
         """List every queue, sorted."""
@@ -147,7 +152,8 @@ class RedisBroker:
         for message in messages:
             arguments += encoded(message)
         call = self._scripts.call("send", [self._scripts.base(queue)], arguments)
-        sequences, is_new = await self._scripts.run_listed({queue}, NOTE_GROWING, call)
+        sequences, is_new, made = await self._scripts.run_listed({queue}, NOTE_GROWING, call)
+        self.generations.note(queue, made)
         if is_new:
             await self._scripts.list(queue)
         return [
@@ -176,7 +182,8 @@ class RedisBroker:
         for message in messages:
             arguments += encoded(message)
         call = self._scripts.call("advance", [self._scripts.base(queue)], arguments)
-        is_done, kept, now, is_new = await self._scripts.run_listed({queue}, NOTE_GROWING, call)
+        is_done, kept, now, is_new, made = await self._scripts.run_listed({queue}, NOTE_GROWING, call)
+        self.generations.note(queue, made)
         if is_new:
             await self._scripts.list(queue)
         return Advanced(bool(is_done), kept.decode(errors="replace") or None, now / 1_000)

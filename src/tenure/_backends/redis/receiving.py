@@ -10,6 +10,8 @@ from tenure._backends.redis.message_format import claim_of, deaths_of, milliseco
 from tenure._backends.redis.queue_scripts import QueueScripts, is_dead
 from tenure._backends.redis.tokens import new_token
 from tenure._queue.broker import Claim, NoSession
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.generations import Generations
 from tenure._queue.message import Died, SessionLock
 from tenure._queue.verdicts import LAPSED, Lapsed
 from tenure.errors import Unavailable
@@ -29,8 +31,9 @@ SESSION_LOST = 300.0
 class Receiving:
     """Claims messages and sessions; remembers the claims of this process that had no answer."""
 
-    def __init__(self, scripts: QueueScripts) -> None:
+    def __init__(self, scripts: QueueScripts, generations: Generations) -> None:
         self._scripts = scripts
+        self._generations = generations
         self._claimed: dict[str, Claims] = {}
         self._unreported: dict[str, list[Died]] = {}  # deaths found by a claim of which a later part failed
 
@@ -60,6 +63,7 @@ class Receiving:
                 *asking.arguments,
             )
             asking.found = answer[3]
+        self._generations.note(queue.removesuffix(DEAD_SUFFIX), answer.pop())
         return claim_of(queue, token, answer)
 
     async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
@@ -82,6 +86,7 @@ class Receiving:
                 *asking.arguments,
             )
             asking.found = answer[3]
+        self._generations.note(queue.removesuffix(DEAD_SUFFIX), answer.pop())
         return claim_of(queue, token, answer)
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
@@ -103,6 +108,7 @@ class Receiving:
                 *asking.arguments,
             )
             asking.found = answer[0]
+        self._generations.note(queue, answer.pop())
         _, is_accepted, *rest = answer
         if not is_accepted:
             due_in, died, is_held_back = rest

@@ -22,6 +22,7 @@ from tenure._backends.servicebus.names import SCHEDULES, Path, entity_of, home_o
 from tenure._foreign import Unreadable, a_flag, a_list, a_text, an_object, read_object, read_or, seconds
 from tenure._queue.broker import QueueOptions, QueueSettings, read_settings, undeclared
 from tenure._queue.checks import DEAD_SUFFIX, check_name
+from tenure._queue.generations import Generations
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 LOCK_LEAST = 5.0
@@ -61,6 +62,8 @@ class Noted:
     """Whether it was only declared, so that its first use decides whether it has sessions."""
     maker: str | None = None
     """The mark of the process that is making it anew, with sessions."""
+    made: str | None = None
+    """What tells it from an entity of the same name that was deleted, if tenure has created it."""
 
     @classmethod
     def read(cls, metadata: str) -> Noted | None:
@@ -79,6 +82,7 @@ class Noted:
             read_or(seconds, found.get("idle_at"), None),
             read_or(a_flag, found.get("open"), False),
             read_or(a_text, found.get("maker"), None),
+            read_or(a_text, found.get("made"), None),
         )
 
     def written(self) -> str:
@@ -91,6 +95,7 @@ class Noted:
             "idle_at": self.idle_at,
             "open": self.is_open or None,
             "maker": self.maker,
+            "made": self.made,
         }
         text = json.dumps({"tenure": {name: value for name, value in given.items() if value not in (None, [])}})
         if len(text) > METADATA_MAX:
@@ -101,7 +106,8 @@ class Noted:
 class Places:
     """Names of queues, and the entities that they mean. All methods are called on the library's thread."""
 
-    def __init__(self, namespace: Namespace, administration: Administration) -> None:
+    def __init__(self, namespace: Namespace, administration: Administration, generations: Generations) -> None:
+        self._generations = generations
         self._namespace = namespace
         self._administration = administration
         self._paths: dict[str, Path] = {}
@@ -285,6 +291,7 @@ class Places:
     def forget(self, name: str) -> None:
         """Look again for the entity of a queue when it is next used."""
         home = home_of(name)
+        self._generations.rise(home)
         self._paths.pop(home, None)
         self._settings.pop(home, None)
         self._has_sessions.pop(home, None)
@@ -353,11 +360,17 @@ class Places:
             if entity is None:
                 self.forget(home)
                 return QueueSettings()
-            self._has_sessions[home] = entity.sessions
-            self._dedupes[home] = entity.dedupe_window is not None
-            found = settings_of(entity)
+            return self._keep_settings(home, entity)
         self._settings[home] = now, found
         return found
+
+    def _keep_settings(self, home: str, entity: Entity) -> QueueSettings:
+        """Return the settings of an entity that was read just now, and keep them, and what else is asked for often."""
+        self._has_sessions[home] = entity.sessions
+        self._dedupes[home] = entity.dedupe_window is not None
+        self._settings[home] = self._namespace.clock.now(), settings_of(entity)
+        self._generations.note(home, _noted(entity, Noted()).made)
+        return self._settings[home][1]
 
     async def declare(self, name: str, changes: QueueOptions, *, only_undeclared: bool) -> QueueSettings:
         """Write *changes* into the settings of a queue; return those that hold then.
@@ -380,7 +393,7 @@ class Places:
             if only_undeclared:
                 changes = undeclared(changes, declared)
             if all(declared.get(option) == value for option, value in changes.items()):
-                return await self.settings(name, fresh=True)
+                return self._keep_settings(home_of(name), entity)
 
             def change(entity: Entity, wanted: QueueOptions = changes) -> dict[str, Any]:
                 wanted = undeclared(wanted, declared_of(entity)) if only_undeclared else wanted
@@ -436,6 +449,7 @@ class Places:
             changes.get("body_max"),
             _retention(changes),
             is_open=is_open,
+            made=secrets.token_hex(8),
         )
         self._settings.pop(name, None)
         try:

@@ -49,6 +49,7 @@ from tenure._queue.broker import (
     Schedules,
     Selection,
 )
+from tenure._queue.generations import Generations
 from tenure._queue.message import (
     DeadMessage,
     Delivery,
@@ -97,6 +98,9 @@ QUEUE_TRAITS = QueueTraits(
     tells_holder=False,
 )
 
+CHECK_EVERY = 60.0
+"""Seconds after which a process that uses a queue reads its settings again: no sender sees that it was made anew."""
+
 
 class ServiceBusBroker(WithoutInbox):
     """A ``Broker`` on Service Bus."""
@@ -105,10 +109,11 @@ class ServiceBusBroker(WithoutInbox):
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
+        self.generations = Generations(CHECK_EVERY)
         self._clock = RemoteClock(namespace.clock)
         self._notifier = Notifier()
         self._administration = Administration(namespace, self._clock)
-        self._places = Places(namespace, self._administration)
+        self._places = Places(namespace, self._administration, self.generations)
         self._receipts = Receipts(namespace.clock)
         self._sending = Sending(namespace, self._places)
         self._sessions = Sessions(namespace, self._places, self._receipts)

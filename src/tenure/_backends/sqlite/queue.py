@@ -40,6 +40,7 @@ from tenure._queue.broker import (
     undeclared,
 )
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.generations import Generations
 from tenure._queue.message import (
     NO_DEFERRED_DEAD_LETTERS,
     DeadMessage,
@@ -76,6 +77,7 @@ class SqliteBroker:
         self._reader = reader
         self._wake = wake
         self._clock = clock
+        self.generations = Generations()
 
     @property
     def traits(self) -> QueueTraits:
@@ -87,11 +89,14 @@ class SqliteBroker:
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Apply *changes* to the settings of *queue*; return the settings after that."""
         if only_undeclared and changes:  # usually there is nothing to write
-            declared, settings = await self._read(lambda reader: (reader.declared(queue), reader.settings(queue)))
+            declared, settings, generation = await self._read(
+                lambda reader: (reader.declared(queue), reader.settings(queue), reader.generation_of(queue))
+            )
             if not undeclared(changes, declared):
+                self.generations.note(queue, generation)
                 return settings
-        return await self._writer.submit(
-            lambda operations: operations.declare(queue, changes, only_undeclared=only_undeclared)
+        return await self._write(
+            queue, lambda operations: operations.declare(queue, changes, only_undeclared=only_undeclared)
         )
 
     async def settings(self, queue: str) -> QueueSettings:
@@ -110,20 +115,20 @@ class SqliteBroker:
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Keep all of *messages*; return their ids."""
-        return await self._writer.submit(lambda operations: operations.send(queue, messages))
+        return await self._write(queue, lambda operations: operations.send(queue, messages))
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
-        claim = await self._writer.submit(
-            lambda operations: operations.receive(queue, limit, lock), _give_back, lasting=False
+        claim = await self._write(
+            queue, lambda operations: operations.receive(queue, limit, lock), _give_back, lasting=False
         )
         died = self._writer.died(queue)
         return claim._replace(died=died) if died else claim
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
-        return await self._writer.submit(
-            lambda operations: operations.receive_deferred(queue, sequences, lock), _give_back, lasting=False
+        return await self._write(
+            queue, lambda operations: operations.receive_deferred(queue, sequences, lock), _give_back, lasting=False
         )
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
@@ -141,8 +146,8 @@ class SqliteBroker:
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
-        held = await self._writer.submit(
-            lambda operations: operations.accept(queue, session, lock), _release, lasting=False
+        held = await self._write(
+            queue, lambda operations: operations.accept(queue, session, lock), _release, lasting=False
         )
         return held._replace(died=self._writer.died(queue)) if isinstance(held, NoSession) else held
 
@@ -182,8 +187,8 @@ class SqliteBroker:
         not_before: float = 0.0,
     ) -> Advanced:
         """Keep *record* in place of *expected*, and send *messages*."""
-        return await self._writer.submit(
-            lambda operations: operations.advance(queue, schedule, expected, record, messages, not_before)
+        return await self._write(
+            queue, lambda operations: operations.advance(queue, schedule, expected, record, messages, not_before)
         )
 
     # --- inspection, dead letters ---
@@ -262,6 +267,28 @@ class SqliteBroker:
                 break
             which = replace(which, after=found[-1])  # without letters that die again meanwhile
         return taken
+
+    async def _write(
+        self,
+        queue: str,
+        work: Callable[[Operations], T],
+        undo: Callable[[Operations, T], object] | None = None,
+        *,
+        lasting: bool = True,
+    ) -> T:
+        """Return the result of *work* in the writer's thread, and note which generation of *queue* it was about."""
+
+        def undo_first(operations: Operations, answers: tuple[T, int | None]) -> None:
+            if undo is not None:
+                undo(operations, answers[0])
+
+        answer, generation = await self._writer.submit(
+            lambda operations: (work(operations), operations.generation_of(queue)),
+            None if undo is None else undo_first,
+            lasting=lasting,
+        )
+        self.generations.note(queue.removesuffix(DEAD_SUFFIX), generation)
+        return answer
 
     # --- readers ---
 

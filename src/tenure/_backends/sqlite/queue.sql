@@ -51,8 +51,9 @@ UPDATE tenure_queue SET lock = ?, max_deliveries = ?, dedupe_window = ?, body_ma
 -- name: create_queue
 INSERT INTO tenure_queue (queue, name, lock, max_deliveries, dedupe_window, body_max) VALUES (?, ?, ?, ?, ?, ?);
 
+-- The number of a queue tells it from one of the same name that was deleted: so the next one is some way behind the newest.
 -- name: newest_queue
-SELECT coalesce(max(queue), -1) FROM tenure_queue;
+SELECT coalesce(max(queue), -1) + 2 * (random() & 1048575) FROM tenure_queue;
 
 -- name: any_queue
 SELECT queue FROM tenure_queue

@@ -32,7 +32,7 @@ from tenure._backends.sqlite.statements import statements
 from tenure._checks import LONGEST
 from tenure._foreign import clipped, read_or, seconds
 from tenure._queue.broker import LiveSelection, QueueSettings, Schedules, Selection
-from tenure._queue.checks import COUNT_MAX
+from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     NO_HEADERS,
@@ -282,6 +282,11 @@ class QueueReader:
             if row is not None:
                 queue = self._queues[name] = _queue_of(row)
         return queue
+
+    def generation_of(self, name: str) -> int | None:
+        """Return what tells the queue called *name* from one that was deleted; None if there is none."""
+        queue = self.find(name.removesuffix(DEAD_SUFFIX))
+        return None if queue is None else queue.number
 
     def _numbered(self, number: int) -> Queue:
         for queue in self._queues.values():

@@ -371,6 +371,8 @@ class QueueHarness(ABC):
     """What becomes of messages otherwise than by the rule; one that doesn't happen any more fails its test."""
     foreign: ClassVar[tuple[str, ...]] = ()
     """Ways in which others can make a message unreadable; see ``write_foreign``."""
+    edits: ClassVar[tuple[str, ...]] = ()
+    """What an administrator can do to a queue by the store's own means; see ``edit``."""
     scale: ClassVar[Scale | None] = None
     """The unit in which this harness counts the work of the storage, and the depths; None if it can't count."""
 
@@ -423,6 +425,13 @@ class QueueHarness(ABC):
         """
         raise NotImplementedError
 
+    async def edit(self, queue: str, how: str) -> None:
+        """Do *how* to what the store has of *queue*, by the store's own means; it is of ``edits``.
+
+        ``delete`` removes the queue itself, and ``forget`` what is kept of its settings.
+        """
+        raise NotImplementedError
+
     async def restart(self) -> None:
         """Close every client, and stop and start the storage's own process if it has one."""
         raise NotImplementedError
@@ -458,7 +467,7 @@ class FaultyBroker(_FaultyConnection):
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._wrapped, name)
-        return found if name in ("traits", "hints") else partial(self._ask, found)
+        return found if name in ("traits", "hints", "generations") else partial(self._ask, found)
 
     async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
         await self._held.hold()

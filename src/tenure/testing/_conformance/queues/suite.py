@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tenure.testing._conformance.queues.changed import ChangeTests
 from tenure.testing._conformance.queues.dead_letters import DeadLetterTests
 from tenure.testing._conformance.queues.defer import DeferTests
 from tenure.testing._conformance.queues.deletion import DeletionTests
@@ -36,6 +37,7 @@ class BrokerSuite(
     SettingTests,
     ScheduleTests,
     DeletionTests,
+    ChangeTests,
     LimitTests,
     ForeignMessageTests,
     ModelTests,

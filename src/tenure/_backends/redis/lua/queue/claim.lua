@@ -113,7 +113,8 @@ local function give_back_claims(base, first)
     return found
 end
 
--- The answer to a claim ends with 0 if the queue has no limits, 1 if it has some, 2 if they hold back a message.
+-- The answer to a claim ends with 0 if the queue has no limits, 1 if it has some, 2 if they hold back a message; and with
+-- what tells the queue from one that was deleted.
 
 -- name: receive (limit, lock in ms, token, whether they are dead letters, lane, then lanes and marks to give back)
 local base, limit, token, is_dead = KEYS[1], tonumber(ARGV[1]), ARGV[3], ARGV[4] == '1'
@@ -216,7 +217,7 @@ if is_dead then
 else
     died = take_deaths(base, ARGV[5], token, ARGV[2])
 end
-return {ends, due, contents_of(base, sequences, states, bodies, histories), found, died, limited}
+return {ends, due, contents_of(base, sequences, states, bodies, histories), found, died, limited, made}
 
 -- name: receive_deferred (lock in ms, token, lane, how many sequences, the sequences, then lanes and marks to give back)
 local base, ends, token, last = KEYS[1], NOW + ARGV[1], ARGV[2], 4 + ARGV[4]
@@ -249,4 +250,4 @@ end
 if limits then
     note_delivered(base, limits, #sequences)
 end
-return {ends, -1, contents_of(base, sequences, states), found, {}, limited}
+return {ends, -1, contents_of(base, sequences, states), found, {}, limited, made}

@@ -2,7 +2,8 @@
 --
 -- A queue's keys begin with its base, "PREFIXqueue:{NAME}:", and are in one slot of a cluster:
 --   settings          hash    the declared settings; a missing field has its default. layout: the version of this
---                             layout of keys, if it is not the first
+--                             layout of keys, if it is not the first. made: when the first was declared, which tells
+--                             the queue from one of the same name that was deleted
 --   sequence          number  the newest sequence
 --   retired           number  the same of a queue that was deleted; for eight days, which is longer than any lock
 --   state             hash    sequence -> count|sent|priority|expires|place|token|session; times in ms, 0 for never
@@ -44,10 +45,14 @@
 --
 -- A message is in exactly one of ready, delayed, locked, deferred, dead, waiting: their sizes are the statistics.
 
-for _, base in ipairs(KEYS) do  -- neither read nor write a later layout
-    local layout = string.sub(base, -1) == ':' and redis.call('HGET', base .. 'settings', 'layout')
-    if layout and layout ~= '1' then
-        return redis.error_reply('LAYOUT ' .. layout .. ' ' .. base)
+local made = ''  -- of the first queue; empty if nothing is declared
+for i, base in ipairs(KEYS) do
+    if string.sub(base, -1) == ':' then
+        local known = redis.call('HMGET', base .. 'settings', 'layout', 'made')
+        if known[1] and known[1] ~= '1' then  -- neither read nor write a later layout
+            return redis.error_reply('LAYOUT ' .. known[1] .. ' ' .. base)
+        end
+        made = i == 1 and known[2] or made
     end
 end
 local clock = redis.call('TIME')

@@ -4,6 +4,7 @@
 local write = ARGV[1] == '1' and 'HSETNX' or 'HSET'
 local limiting = {paused = true, max_locked = true, rate = true, session_rate = true}
 local is_limit = false
+redis.call('HSETNX', KEYS[1] .. 'settings', 'made', table.concat(clock, '.'))
 for i = 2, #ARGV, 2 do
     redis.call(write, KEYS[1] .. 'settings', ARGV[i], ARGV[i + 1])
     is_limit = is_limit or limiting[ARGV[i]]

@@ -60,7 +60,8 @@ local function keep(base, control, id, head, body)
 end
 
 -- name: send (for each, the arguments of keep: control, id, head, body)
--- Returns the sequences, and whether the queue is new: it may have been deleted, and must be listed again.
+-- Returns the sequences, whether the queue is new (it may have been deleted, and must be listed again), and what tells it
+-- from one that was deleted.
 local base = KEYS[1]
 local refused = refusal_to_send(base)
 if refused then
@@ -100,4 +101,4 @@ else
     end
 end
 notify(base, false)
-return {sequences, is_new and 1 or 0}
+return {sequences, is_new and 1 or 0, made}

@@ -24,14 +24,14 @@ end
 if not session then
     local keys = {'delayed', 'sessions'}
     local due = more and 0 or is_held_back and due_in_despite(limits, base, keys) or due_in(base, keys)
-    return {found, 0, due, take_deaths(base, ARGV[5], ARGV[2], ARGV[1]), is_held_back and 1 or 0}
+    return {found, 0, due, take_deaths(base, ARGV[5], ARGV[2], ARGV[1]), is_held_back and 1 or 0, made}
 end
 keep_deaths(base)
 note_claim(base, ARGV[5], ARGV[2], 's', ARGV[2], session, ARGV[1])
 redis.call('HSET', base .. 'session_token', session, ARGV[2])
 redis.call('ZADD', base .. 'sessions', ends, session)
 redis.call('ZREM', base .. 'free', session)
-return {found, 1, ends, session, redis.call('HGET', base .. 'session_state', session)}
+return {found, 1, ends, session, redis.call('HGET', base .. 'session_state', session), made}
 
 -- name: receive_session (session, token, limit, lane, mark, then lanes and marks to give back)
 local base, session, token, limit = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])

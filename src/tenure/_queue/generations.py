@@ -1,0 +1,53 @@
+"""How often queues were made anew, as far as a process has seen: then what a program expects is declared again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+_UNKNOWN = object()
+
+
+class Generations:
+    """Counts the generations of queues that the answers to one process have shown.
+
+    A queue that is deleted and comes into being again is another one, without the settings that were declared. Its name
+    doesn't tell that; a broker notes what does: a mark that its answers bring along, or that it has made the queue. It
+    may be called on any thread.
+
+    Args:
+        check_every: Seconds after which programs that use a queue ask for its settings again, as not each answer shows
+            a new generation; infinite where each does.
+    """
+
+    def __init__(self, check_every: float = math.inf) -> None:
+        self.check_every = check_every
+        self._counts: dict[str, int] = {}
+        self._marks: dict[str, Hashable] = {}
+        self._followed: frozenset[str] = frozenset()
+
+    def of(self, queue: str) -> int:
+        """Return a number that has risen if *queue* was seen made anew, or gone, since this was last asked."""
+        return self._counts.get(queue, 0)
+
+    def note(self, queue: str, mark: Hashable | None) -> None:
+        """Note the *mark* that an answer has of *queue*: each generation has another one. None: there is no such queue.
+
+        An answer that comes late may bring an old mark: then the number rises in vain.
+        """
+        if self._marks.get(queue, _UNKNOWN) != mark:
+            self._marks[queue] = mark
+            self.rise(queue)
+
+    def rise(self, queue: str) -> None:
+        """Note that *queue* is not there, or was made just now."""
+        self._counts[queue] = self._counts.get(queue, 0) + 1
+
+    def follow(self, queue: str) -> None:
+        """Note that something is expected of *queue*: of others, a broker need not ask for marks."""
+        if queue not in self._followed:
+            self._followed |= {queue}
+
+    def follows(self, queue: str) -> bool:
+        """Return whether anything is expected of *queue*."""
+        return queue in self._followed
