@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 from weakref import WeakSet
 
 from tenure._runtime.backoff import Backoff
@@ -42,9 +42,9 @@ class SharedHints(ABC, Generic[K, S]):
         self.tasks = Tasks()
         self._loops: dict[asyncio.AbstractEventLoop, dict[K, S]] = {}
 
-    @abstractmethod
     async def keys_of(self, topic: str) -> Collection[K]:
-        """Return the keys of the sources that bring hints of *topic*."""
+        """Return the keys of the sources that bring hints of *topic*: the topic itself, if a store doesn't say more."""
+        return (cast(K, topic),)
 
     @abstractmethod
     def source(self, key: K) -> S:

@@ -31,10 +31,6 @@ class Watches(SharedHints[str, "Watch"]):
         self.client = client
         self.observed = observations
 
-    async def keys_of(self, topic: str) -> tuple[str]:
-        """Return the name itself."""
-        return (topic,)
-
     def source(self, key: str) -> Watch:
         """Make the watch of a name; beyond the limit, it only polls."""
         return Watch(self, key, may_watch=len(self.here()) < self.client.options.watches)

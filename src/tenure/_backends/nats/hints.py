@@ -54,10 +54,6 @@ class Hints(SharedHints[str, "Reports"]):
         self._subject_of = subject_of
         self._reports = reports
 
-    async def keys_of(self, topic: str) -> tuple[str]:
-        """Return the name itself."""
-        return (topic,)
-
     def source(self, key: str) -> Reports:
         """Make the subscription to the reports of a name."""
         return Reports(self, key)
@@ -67,12 +63,12 @@ class Hints(SharedHints[str, "Reports"]):
         """Whether the bucket reports nothing, or this user may not subscribe."""
         return any(reports.is_deaf for reports in self.sources())
 
-    async def subscribe(self, name: str, connection: Connection) -> tuple[Subscription, bool]:
+    async def subscribe(self, name: str, connection: Connection) -> tuple[Connection, Subscription, bool]:
         """Subscribe to the reports of *name*; return whether there are any, too."""
         subject = self._subject_of(name)
         subscribed = await connection.subscribe(subject, partial(self._reported, name))
         await connection.flush()  # from now on, no change is missed
-        return subscribed, connection.may_subscribe(subject) and await self._reports(connection)
+        return connection, subscribed, connection.may_subscribe(subject) and await self._reports(connection)
 
     def _reported(self, name: str, message: Msg) -> None:
         """Note a message that the bucket may have stored; a mere renewal gives no hint."""
@@ -94,7 +90,7 @@ class Reports(Source):
 
     async def follow(self) -> None:
         """Subscribe, and return when the connection is lost."""
-        connection, subscribed, is_heard = await self._hints.client.run(self._subscribe)
+        connection, subscribed, is_heard = await self._hints.client.run(partial(self._hints.subscribe, self._name))
         lost = asyncio.Event()
         withdraw = connection.when_lost(lost.set)
         try:
@@ -107,6 +103,3 @@ class Reports(Source):
             withdraw()
             with suppress(nats.errors.Error, OSError):
                 await subscribed.unsubscribe()
-
-    async def _subscribe(self, connection: Connection) -> tuple[Connection, Subscription, bool]:
-        return connection, *await self._hints.subscribe(self._name, connection)
