@@ -177,7 +177,9 @@ def read_names(given: Any) -> None:
 
 LEASE = lease_records.acquired("chair", "ann#1", 15.0, {"at": "Zürich"}, after=16, stamp="abc")
 LEASES = [lease_records.written(one) for one in (LEASE, lease_records.asked_to_resign(LEASE))]
-QUEUE = QueueRecord({"lock": 20.0, "max_deliveries": 3, "rate": (5, 1.0)}, 7, 9, NOW, "orders", {"nightly": "text"})
+QUEUE = QueueRecord(
+    {"lock": 20.0, "max_deliveries": 3, "rate": (5, 1.0)}, 7, 9, NOW, "orders", {"nightly": "text"}, "5f3a"
+)
 
 # --- answers ---
 

@@ -183,7 +183,7 @@ def read_records(given: Any) -> None:
 
 SCHEDULES = {"nightly": '{"record": "r", "by": "x"}'}
 KEPT = {
-    "orders": Record({"max_deliveries": 3, "lock": 20.0, "rate": (5, 1.0)}, True, schedules=SCHEDULES),
+    "orders": Record({"max_deliveries": 3, "lock": 20.0, "rate": (5, 1.0)}, True, schedules=SCHEDULES, made="5f3a"),
     "mails": Record({}, True, 2, 1, NOW, NOW + 5.0, NOW + 9.0),
 }
 RECORDS = [[records._encode(KEPT, 7)], [records._encode(KEPT, 7), records._encode({}, 6)]]

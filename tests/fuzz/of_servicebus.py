@@ -214,7 +214,10 @@ def read_answer(given: Any) -> None:
 
 
 STATE = b'{"nightly": "{\\"record\\": \\"r\\", \\"by\\": \\"x\\", \\"keep_out\\": 5.0}", "hourly": "x"}'
-METADATA = [Noted("Orders A", ("lock", "body_max"), 1_000, 60.0, NOW, True, "maker").written(), Noted().written()]
+METADATA = [
+    Noted("Orders A", ("lock", "body_max"), 1_000, 60.0, NOW, True, "maker", "5f3a").written(),
+    Noted().written(),
+]
 
 DECODERS = [
     Decoder("servicebus.message", MESSAGES, read_message, share=0.7),
