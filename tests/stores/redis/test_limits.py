@@ -281,7 +281,7 @@ async def test_without_limits_a_claim_or_a_verdict_costs_no_more(server: Redis, 
         await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
         calls = {kind: one["calls"] for kind, one in (await client.info("commandstats")).items()}
         settings = calls["cmdstat_hget"] + calls["cmdstat_hmget"]
-        assert settings <= 7  # two layouts, two times the limits, states twice, bodies
+        assert settings <= 8  # two layouts, the generation, two times the limits, states twice, bodies
         assert "cmdstat_zcard" not in calls
         assert "cmdstat_publish" not in calls
         assert not await client.exists(f"tenure:queue:{{{name}}}:delivered")

@@ -45,14 +45,10 @@
 --
 -- A message is in exactly one of ready, delayed, locked, deferred, dead, waiting: their sizes are the statistics.
 
-local made = ''  -- of the first queue; empty if nothing is declared
-for i, base in ipairs(KEYS) do
-    if string.sub(base, -1) == ':' then
-        local known = redis.call('HMGET', base .. 'settings', 'layout', 'made')
-        if known[1] and known[1] ~= '1' then  -- neither read nor write a later layout
-            return redis.error_reply('LAYOUT ' .. known[1] .. ' ' .. base)
-        end
-        made = i == 1 and known[2] or made
+for _, base in ipairs(KEYS) do  -- neither read nor write a later layout
+    local layout = string.sub(base, -1) == ':' and redis.call('HGET', base .. 'settings', 'layout')
+    if layout and layout ~= '1' then
+        return redis.error_reply('LAYOUT ' .. layout .. ' ' .. base)
     end
 end
 local clock = redis.call('TIME')
@@ -72,6 +68,8 @@ local COUNT_MAX = 2 ^ 31 - 1
 local TIME_MAX = 99999999999999  -- ms, in the year 5138; Lua writes larger numbers with an exponent
 
 local work = WORK     -- the number that is left
+
+local made = redis.call('HGET', KEYS[1] .. 'settings', 'made') or ''  -- empty if nothing is declared
 
 local function many(command, key, arguments)
     for first = 1, #arguments, PART do
