@@ -524,6 +524,7 @@ async def test_limits_of_a_queue_that_an_older_version_deleted_are_not_those_of_
     broker = queue_file.open()
     await broker.declare("q", {"paused": True, "rate": (1, 90.0)})
     with closing(queue_file.connect()) as third:  # as that version does
+        third.execute("DELETE FROM tenure_declared")
         third.execute("DELETE FROM tenure_queue WHERE name IN ('q', 'q$dead')")
         third.commit()
     await broker.send("other", [Outgoing(b"a")])
