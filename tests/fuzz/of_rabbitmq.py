@@ -25,7 +25,7 @@ from tenure._backends.rabbitmq.message_format import (
 )
 from tenure._backends.rabbitmq.properties import SHORT_MAX, Properties, read_properties
 from tenure._backends.rabbitmq.records import Record
-from tenure._backends.rabbitmq.wire import Frames, unread
+from tenure._backends.rabbitmq.wire import Frames, Message, unread
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import dead_message_of
 from tenure.errors import ConfigError
@@ -159,9 +159,11 @@ def read_bytes(given: Any) -> None:
     data = as_bytes(given)
     use_properties(data)
     frames = as_frames(data)
-    assert Frames().readable(frames)
-    pieces = Frames()
-    assert b"".join(pieces.readable(frames[at : at + 7]) for at in range(0, len(frames), 7)) is not None
+    come: list[Message] = []
+    for size in (len(frames), 7):
+        pieces = Frames(come.append)
+        assert not any(pieces.readable(frames[at : at + size]) for at in range(0, len(frames), size))
+    assert come == [Message(5, "tag", 7, False, data, b"body")] * 2
     assert unread(spec.Basic.Properties(headers={"properties": data})) == data
 
 

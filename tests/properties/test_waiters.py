@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tenure._queue.waiters import Waiters
+from tenure._queue.waiters import Waiter, Waiters
 
 
 @dataclass(eq=False)
@@ -239,3 +239,31 @@ def test_a_hint_is_kept_when_a_request_fails() -> None:
     waiters.asks(first)  # a retry, still for the hint
     waiters.answered(first, found=True)
     assert woken == ["first", "second"]
+
+
+def test_a_waiter_that_is_answered_at_once_lets_others_be_woken_once() -> None:
+    """What has come already is claimed within the wake-up itself."""
+    waiters = Waiters()
+    woken: list[int] = []
+
+    def join(number: int, *, at_once: bool) -> Waiter:
+        def wake() -> bool:
+            woken.append(number)
+            waiters.asks(waiter)
+            if at_once:
+                waiters.answered(waiter, found=True)
+            return not waiter.has_hint
+
+        waiter = waiters.join(wake)
+        waiters.asks(waiter)
+        waiters.answered(waiter, found=False)
+        return waiter
+
+    join(1, at_once=True)
+    waiters.hint()
+    assert woken == [1]
+    others = [join(number, at_once=False) for number in (2, 3, 4, 5)]
+    waiters.hint()
+    assert woken == [1, 1, 2, 3]  # those that look for more
+    waiters.answered(others[0], found=True)
+    assert woken == [1, 1, 2, 3, 4, 5]  # and not once more those that ask

@@ -12,6 +12,7 @@ from tenure._backends.rabbitmq.receiving import (
     BULK_MIN,
     HOLD_AFTER,
     NEVER,
+    SOON,
     UNITS_MAX,
     Answer,
     Arrived,
@@ -26,11 +27,15 @@ from tenure._backends.rabbitmq.receiving import (
     Effect,
     End,
     GiveBack,
+    Hint,
     Input,
     Listen,
     Receiving,
+    Taken,
+    Tick,
     Unlisten,
     Verdict,
+    Waiting,
 )
 from tests.sim.receiving import World
 
@@ -95,6 +100,41 @@ def test_what_comes_to_a_unit_of_nobody_is_given_back_from_one_that_is_ended() -
     assert machine.consumers
     assert machine.handle(Verdict(7), 60.0) == []
     assert not machine.consumers
+
+
+def test_a_lone_message_of_a_short_handler_costs_no_consumer() -> None:
+    machine = Receiving()
+    machine.handle(Listen(), 0.0)
+    assert machine.handle(Came(1, 7, 10), 60.0) == [Hint()]
+    assert machine.take(10, 1_000) == (7,)
+    assert machine.handle(Taken(9), 60.0) == []
+    assert machine.wake_at == 60.0 + SOON
+    assert machine.handle(Verdict(7), 60.0 + SOON / 2) == []  # its unit is free again
+    assert machine.handle(Tick(), 60.0 + SOON) == []
+    assert (machine.free, machine.wake_at) == (1, NEVER)
+
+
+def test_another_unit_is_begun_beside_a_handler_that_goes_on() -> None:
+    machine = Receiving()
+    machine.handle(Listen(), 0.0)
+    machine.handle(Came(1, 7, 10), 60.0)
+    machine.take(10, 1_000)
+    machine.handle(Taken(9), 60.0)
+    assert machine.handle(Tick(), 60.0 + SOON) == [Begin(2, 1)]
+    assert machine.handle(Came(2, 8, 10), 60.002) == [Hint()]  # there is more: the next one doesn't wait
+    assert not machine.is_calm
+    machine.take(10, 1_000)
+    assert machine.handle(Taken(8), 60.002) == [Begin(3, 1)]
+
+
+def test_what_is_put_back_is_taken_next() -> None:
+    machine = Receiving()
+    machine.handle(Listen(), 0.0)
+    machine.waiting.extend(Waiting(message, 60.0, 10) for message in (1, 2, 3))
+    taken = list(machine.waiting)[:2]
+    assert machine.take(2, 1_000) == (1, 2)
+    machine.put_back(taken)
+    assert machine.take(3, 1_000) == (1, 2, 3)
 
 
 def test_a_bulk_is_a_share_of_what_is_ready() -> None:

@@ -120,6 +120,8 @@ class QueueTraits:
     """Whether one request tells which of many queues hold messages; see :class:`SurveyingBroker`."""
     dead_pages: bool = False
     """Whether dead letters come page by page, in no order; see :class:`PagingBroker`."""
+    pushes: bool = False
+    """Whether messages come to a process that waits for hints before it claims them; see :class:`PushingBroker`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -649,5 +651,16 @@ class SurveyingBroker(Broker, Protocol):
 
         A message whose send was answered before the request counts, by whatever process. *queues* are no dead letters.
         True may be wrong: then the caller claims in vain.
+        """
+        ...
+
+
+class PushingBroker(Broker, Protocol):
+    """A broker that sends messages to a process that waits for hints; its ``traits.pushes`` is true."""
+
+    def receive_arrived(self, queue: str, limit: int, lock: float) -> Claim | None:
+        """Do what ``receive`` does with what has come to this process already, at once; None if that takes a request.
+
+        It raises nothing: whatever stands in its way is for ``receive``, which is called next.
         """
         ...

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 from tenure._lease import NoAnswer
-from tenure._queue.broker import Claim, NoSession
+from tenure._queue.broker import Claim, NoSession, PushingBroker
 from tenure._queue.context import QueueContext
 from tenure._queue.effects import (
     Accept,
@@ -72,7 +73,17 @@ class BrokerRequests:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request: Request) -> None:
-        """Carry out *request* in a task."""
+        """Carry out *request*: at once if what it asks for has come already, else in a task."""
+        requests = deque([request])
+        while requests:
+            request = requests.popleft()
+            answer = self._arrived(request)
+            if answer is None:
+                self._begin_task(request)
+            else:
+                requests.extend(self._host.decide(answer))
+
+    def _begin_task(self, request: Request) -> None:
         task = self._loop.create_task(self._carry_out(request, self._note(request)))
         if not task.done():  # as it may be if tasks are eager
             self.tasks.add(task)
@@ -129,6 +140,21 @@ class BrokerRequests:
             case Release(request_id, session):
                 return Answered(request_id, [await broker.release(session)])
 
+    def _arrived(self, request: Request) -> PumpInput | None:
+        """Return the answer to *request* if what it asks for has come to this process already; else None."""
+        context, subscription = self._context, self._subscription
+        if type(request) is not Receive or not (context.broker.traits.pushes and subscription.may_take_arrived):
+            return None
+        if not context.is_ready or context.is_check_due:
+            return None
+        claim = cast(PushingBroker, context.broker).receive_arrived(context.name, request.limit, self._lock)
+        if claim is None:
+            return None
+        context.purge_if_due()
+        self._note_answer(claim)
+        subscription.note_arrived(found=bool(claim.deliveries), due_in=claim.due_in)
+        return _claimed(request.request_id, claim)
+
     async def _receive(self, request_id: int, limit: int, is_routine: bool) -> Claimed:
         context = self._context
         if is_routine and not await context.looks.holds(context.broker, context.name):
@@ -140,10 +166,13 @@ class BrokerRequests:
             claim = await ask()
             if not context.is_ready:
                 claim = await context.claim_again(claim, ask)
-        context.has_answered = True
-        context.note_claim(claim)
+        self._note_answer(claim)
         self._answered(bool(claim.deliveries), claim.due_in)
         return _claimed(request_id, claim)
+
+    def _note_answer(self, claim: Claim) -> None:
+        self._context.has_answered = True
+        self._context.note_claim(claim)
 
     async def _accept(self, request_id: int, is_noted: bool) -> Accepted:
         context = self._context

@@ -109,6 +109,11 @@ class QueueContext:
             return self.expected is None or self._declared_in is not None
         return self._declared_in == self.broker.generations.of(self.name)
 
+    @property
+    def is_check_due(self) -> bool:
+        """Whether to ask if the expected settings are declared still."""
+        return self.clock.now() >= self._check_at
+
     async def ready(self) -> None:
         """Read once which settings hold; declare the expected ones that are not declared, now or any more.
 
@@ -117,7 +122,7 @@ class QueueContext:
         """
         if not self.is_ready:
             await self._make_ready()
-        elif self.clock.now() >= self._check_at:
+        elif self.is_check_due:
             await self._check()
         elif self.settings.dead_retention == math.inf:
             return

@@ -64,6 +64,32 @@ class Subscription:
         """Whether a request of its own is not answered."""
         return self._waiter.asking
 
+    def note_arrived(self, *, found: bool, due_in: float | None) -> None:
+        """Note a request that was answered at once, for what had come already.
+
+        This may wake others; see :attr:`may_take_arrived`.
+        """
+        self.asks()
+        group = self._group
+        group.is_noting = True
+        try:
+            self.answered(found, due_in)
+        finally:
+            group.is_noting = False
+
+    @property
+    def may_take_arrived(self) -> bool:
+        """Whether a request may be answered at once.
+
+        Not one of a waiter that another wakes by its answer: of many waiters, each would be woken inside the other.
+        """
+        return not self._group.is_noting
+
+    @property
+    def has_hint(self) -> bool:
+        """Whether there was a hint for which it has not asked yet."""
+        return self._waiter.has_hint
+
     def asks(self) -> None:
         """Note that it asks."""
         self._group.waiters.asks(self._waiter)
@@ -92,6 +118,7 @@ class _WaiterGroup:
 
     def __init__(self, queue: _Queue, kind: Hashable) -> None:
         self.waiters: Waiters = Waiters()
+        self.is_noting = False
         self._queue = queue
         self._kind = kind
         self._timer: asyncio.TimerHandle | None = None

@@ -157,7 +157,7 @@ class PumpDriver:
     def _hint(self) -> bool:
         """Let the pump look at once; return whether it asks, for it may have no room."""
         self.feed(Hint())
-        return self._subscription is not None and self._subscription.is_asking
+        return self._subscription is not None and not self._subscription.has_hint
 
     def _look_along(self) -> None:
         """Let the pump look together with other consumers."""

@@ -35,15 +35,16 @@ class Waiter:
     Attributes:
         idle: Whether it would ask at once if it was woken: its last request found nothing, and none is unanswered.
         asking: Whether a request of its own is unanswered.
+        has_hint: Whether there was a hint for which it has not asked yet.
     """
 
-    __slots__ = ("_asks_for_hint", "_has_hint", "_wake", "asking", "idle")
+    __slots__ = ("_asks_for_hint", "_wake", "asking", "has_hint", "idle")
 
     def __init__(self, wake: Callable[[], bool]) -> None:
         self.idle: bool = False  # it begins with a request
         self.asking: bool = False
         self._wake = wake
-        self._has_hint = False  # for which no request has been sent
+        self.has_hint = False  # for which no request has been sent
         self._asks_for_hint = False  # the unanswered request was sent for a hint
 
 
@@ -71,8 +72,8 @@ class Waiters:
         """Remove *waiter*."""
         self._all.pop(waiter, None)
         self._kept.pop(waiter, None)
-        if waiter._has_hint or waiter._asks_for_hint:
-            waiter._has_hint = waiter._asks_for_hint = False
+        if waiter.has_hint or waiter._asks_for_hint:
+            waiter.has_hint = waiter._asks_for_hint = False
             self.hint()
 
     def hint(self) -> None:
@@ -84,7 +85,7 @@ class Waiters:
         """Note that *waiter* sends a request."""
         waiter.idle, waiter.asking = False, True
         self._kept.pop(waiter, None)
-        waiter._asks_for_hint, waiter._has_hint = waiter._has_hint, False
+        waiter._asks_for_hint, waiter.has_hint = waiter.has_hint, False
 
     def answered(self, waiter: Waiter, *, found: bool, again: bool = False) -> None:
         """Note the answer to the request of *waiter*.
@@ -95,9 +96,9 @@ class Waiters:
         """
         had_hint = self._ends(waiter)
         if again and not found:
-            waiter._has_hint |= had_hint
+            waiter.has_hint |= had_hint
             return
-        waiter.idle = not waiter._has_hint
+        waiter.idle = not waiter.has_hint
         if waiter in self._all:
             self._all[waiter] = self._all.pop(waiter)  # to the end
             if waiter.idle and self._kept:
@@ -107,9 +108,9 @@ class Waiters:
 
     def failed(self, waiter: Waiter) -> None:
         """Note that the request of *waiter* got no answer. *waiter* asks again by itself."""
-        if self._ends(waiter) or waiter._has_hint:
-            waiter._has_hint = not self._wake_idle(1, waiter)
-            if waiter._has_hint and waiter in self._all:
+        if self._ends(waiter) or waiter.has_hint:
+            waiter.has_hint = not self._wake_idle(1, waiter)
+            if waiter.has_hint and waiter in self._all:
                 self._kept[waiter] = None
 
     def _ends(self, waiter: Waiter) -> bool:
@@ -121,8 +122,8 @@ class Waiters:
     def _take_over(self, waiter: Waiter) -> None:
         """Let *waiter*, which is idle, ask for a hint that another keeps."""
         other, _ = self._kept.popitem()
-        other._has_hint = False
-        waiter.idle, waiter._has_hint = False, True
+        other.has_hint = False
+        waiter.idle, waiter.has_hint = False, True
         if not waiter._wake():
             self._kept[waiter] = None
 
@@ -130,7 +131,9 @@ class Waiters:
         """Wake up to *most* idle waiters, and return how many ask."""
         woken = 0
         for waiter in [one for one in self._all if one.idle and one is not but]:
-            waiter.idle, waiter._has_hint = False, True
+            if not waiter.idle:  # the answer to one before came at once, and has woken this one
+                continue
+            waiter.idle, waiter.has_hint = False, True
             woken += waiter._wake()
             if woken >= most:
                 break
@@ -138,6 +141,6 @@ class Waiters:
 
     def _wake_all(self, but: Waiter | None) -> None:
         for waiter in list(self._all):
-            if waiter is not but and not waiter._has_hint:
-                waiter.idle, waiter._has_hint = False, True
+            if waiter is not but and not waiter.has_hint:
+                waiter.idle, waiter.has_hint = False, True
                 waiter._wake()

@@ -42,7 +42,7 @@ from tenure._backends.rabbitmq.message_format import (
 from tenure._backends.rabbitmq.names import RECORDS
 from tenure._backends.rabbitmq.properties import DEPTH_MAX, SHORT_MAX, Properties, _extents, read_properties
 from tenure._backends.rabbitmq.records import Record
-from tenure._backends.rabbitmq.wire import Frames, unread
+from tenure._backends.rabbitmq.wire import Frames, Message, unread
 from tenure._checks import LONGEST
 from tenure._foreign import RECORD_MAX
 from tenure._queue import dead_letters
@@ -431,6 +431,10 @@ def frame(kind: int, payload: bytes) -> bytes:
     return struct.pack(">BHI", kind, 5, len(payload)) + payload + b"\xce"
 
 
+def no_message(message: Message) -> None:
+    raise AssertionError(f"{message} is not to a consumer")
+
+
 def parsed(data: bytes) -> list[Any]:
     """Return the frames that the driver reads."""
     found = []
@@ -446,30 +450,70 @@ def test_a_decimal_may_be_negative() -> None:
     assert found.headers == {"d": Decimal("-1.5")}
 
 
+GOT = b"\0\x3c\0\x47" + struct.pack(">QB", 9, 0) + b"\0\1\xff" + struct.pack(">I", 3)
+"""The answer to a get, before its properties and its body come."""
+
+
 @pytest.mark.parametrize("what", ODD)
-def test_the_driver_reads_every_frame(what: str) -> None:
-    deliver, header, body = parsed(Frames().readable(frames(ODD[what], routing_key=b"\xff" * 9)))
-    assert (deliver.consumer_tag, deliver.delivery_tag, deliver.redelivered) == ("tag", 7, True)
-    assert (header.body_size, unread(header.properties), body.value) == (4, ODD[what], b"body")
-    got = b"\0\x3c\0\x47" + struct.pack(">QB", 9, 0) + b"\0\1\xff" + struct.pack(">I", 3)
-    [answer] = parsed(Frames().readable(frame(1, got)))
+def test_every_message_to_a_consumer_is_taken_and_the_driver_reads_every_other(what: str) -> None:
+    come: list[Message] = []
+    reader = Frames(come.append)
+    assert reader.readable(frames(ODD[what], routing_key=b"\xff" * 9)) == b""
+    assert come == [Message(5, "tag", 7, True, ODD[what], b"body")]
+    properties = struct.pack(">HHQ", 60, 0, 4) + ODD[what]
+    answer, header, body = parsed(reader.readable(frame(1, GOT) + frame(2, properties) + frame(3, b"body")))
     assert (answer.delivery_tag, answer.message_count) == (9, 3)
+    assert (header.body_size, unread(header.properties), body.value) == (4, ODD[what], b"body")
+    assert len(come) == 1
 
 
 def test_frames_that_come_in_pieces_are_those_that_come_at_once() -> None:
-    data = frames(ODD["texts in Latin-1"], b"a") + Heartbeat().marshal() + frames(ODD["a decimal"], b"x" * 300) * 2
-    whole = Frames().readable(data)
+    got = frame(1, GOT) + frame(2, struct.pack(">HHQ", 60, 0, 3) + ODD["a decimal"]) + frame(3, b"got")
+    large = struct.pack(">HHQ", 60, 0, 500) + ODD["a decimal"]
+    deliver = frames(b"", b"").removesuffix(frame(2, struct.pack(">HHQ", 60, 0, 0)) + frame(3, b""))
+    in_two = deliver + frame(2, large) + frame(3, b"y" * 400) + frame(3, b"y" * 100)
+    data = (
+        frames(ODD["texts in Latin-1"], b"a")
+        + Heartbeat().marshal()
+        + got
+        + frames(ODD["a decimal"], b"x" * 300) * 2
+        + in_two
+        + got
+    )
+    come: list[Message] = []
+    whole = Frames(come.append).readable(data)
+    assert [len(one.body) for one in come] == [1, 300, 300, 500]
+    assert len(parsed(whole)) == 7
     for size in (1, 2, 3, 7, 8, 11, 64, 500):
-        pieces = Frames()
+        again: list[Message] = []
+        pieces = Frames(again.append)
         assert b"".join(pieces.readable(data[at : at + size]) for at in range(0, len(data), size)) == whole
+        assert again == come
+
+
+def test_messages_on_several_channels_come_between_one_another() -> None:
+    come: list[Message] = []
+    header, body = frame(2, struct.pack(">HHQ", 60, 0, 4) + b"\0\0"), frame(3, b"abcd")
+    method = frames(b"\0\0", b"abcd").removesuffix(header + body)
+
+    def on(channel: int, one: bytes) -> bytes:
+        return one[:1] + struct.pack(">H", channel) + one[3:]
+
+    reader = Frames(come.append)
+    mixed = on(1, method) + on(2, method) + on(2, header) + on(1, header) + on(1, body) + on(2, body)
+    assert reader.readable(mixed) == b""
+    assert [(one.channel, one.body) for one in come] == [(1, b"abcd"), (2, b"abcd")]
+    closed = pamqp.frame.marshal(spec.Channel.Close(404, "gone", 0, 0), 1)
+    assert reader.readable(on(1, method) + closed + on(1, body)) == closed + on(1, body)  # its message never comes
+    assert len(come) == 2
 
 
 def test_what_has_come_is_not_held_back() -> None:
     """A heartbeat, or a short body, is less than what tells the kind of a frame with a method."""
     for last in (Heartbeat().marshal(), frame(3, b""), frame(3, b"a")):
-        assert Frames().readable(last) == last
+        assert Frames(no_message).readable(last) == last
     large = frame(3, b"x" * 100_000)
-    passing = Frames()
+    passing = Frames(no_message)
     assert passing.readable(large[:50_000]) == large[:50_000]  # and the beginning of a body waits for no end
     assert passing.readable(large[50_000:] + Heartbeat().marshal()) == large[50_000:] + Heartbeat().marshal()
 
@@ -478,7 +522,7 @@ def test_a_message_that_comes_back_keeps_its_id() -> None:
     """By it, the driver knows which one has come back."""
     returned = pamqp.frame.marshal(spec.Basic.Return(312, "NO_ROUTE", "", "orders"), 5)
     header = frame(2, struct.pack(">HHQ", 60, 0, 0) + raw(table(deep=nested(500)), message_id=b"ours"))
-    reader = Frames()
+    reader = Frames(no_message)
     [_, ours] = parsed(reader.readable(returned + header))
     assert ours.properties.message_id == "ours"
     [theirs] = parsed(reader.readable(header))

@@ -41,7 +41,7 @@ from tenure._backends.rabbitmq.errors import (
     refusal_to_connect,
 )
 from tenure._backends.rabbitmq.properties import Properties, read_properties
-from tenure._backends.rabbitmq.wire import Wire, connected, unread
+from tenure._backends.rabbitmq.wire import Message, Wire, connected, unread
 from tenure._runtime.closing import close_in_order
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
@@ -117,6 +117,7 @@ class AmqpChannel:
 
     def __init__(self, connection: AmqpConnection, raw: aiormq.Channel) -> None:
         self.connection = connection
+        self.number = raw.number
         self.lost: AmqpError | None = None
         """Why it is over; None while it can be used."""
         self.on_lost: Callable[[AmqpError], None] = lambda _: None
@@ -304,14 +305,17 @@ class AmqpChannel:
                 message = await self._raw.basic_get(method.queue or "")
                 if message.delivery_tag is None:
                     return None  # the queue is empty
-                # Also if the request was given up meanwhile: it is ours.
-                delivered = self._delivered(message)
+                # Also if the request was given up meanwhile: it is ours. The server counts a consumer for each.
+                consumer, properties = f"get-{message.delivery_tag}", unread(message.header.properties)
+                delivered = self._delivered(
+                    consumer, message.delivery_tag, bool(message.redelivered), properties, message.body
+                )
                 self._pass_on(delivered)
                 return delivered
             case spec.Basic.Consume():
                 return await self._raw.basic_consume(
                     method.queue or "",
-                    self._on_delivery,
+                    _never,  # its messages don't reach the driver
                     consumer_tag=method.consumer_tag,
                     arguments=method.arguments,
                 )
@@ -331,23 +335,23 @@ class AmqpChannel:
 
     # --- what comes ---
 
-    async def _on_delivery(self, message: DeliveredMessage) -> None:
-        self._pass_on(self._delivered(message))
+    def receive(self, message: Message) -> None:
+        """Take a message that has come to a consumer."""
+        _, consumer, tag, redelivered, properties, body = message
+        try:
+            self._pass_on(self._delivered(consumer, tag, redelivered, properties, body))
+        except Exception as error:  # a bug: it must not cost the connection
+            self.connection.loop.call_exception_handler(
+                {"message": f"receiving a message on channel {message.channel} failed", "exception": error}
+            )
 
     def _pass_on(self, delivered: Delivered) -> None:
         if self.lost is None:  # else it is delivered again
             self.on_delivery(delivered)
 
-    def _delivered(self, message: DeliveredMessage) -> Delivered:
-        return Delivered(
-            self,
-            message.delivery_tag or 0,
-            message.consumer_tag or f"get-{message.delivery_tag}",  # the server counts a consumer for each
-            bool(message.redelivered),
-            read_properties(unread(message.header.properties)),
-            message.body,
-            self.connection.loop.time(),
-        )
+    def _delivered(self, consumer: str, tag: int, redelivered: bool, properties: bytes, body: bytes) -> Delivered:
+        at = self.connection.loop.time()
+        return Delivered(self, tag, consumer, redelivered, read_properties(properties), body, at)
 
     def _on_consumer_cancelled(self, method: spec.Basic.Cancel) -> None:
         self.on_cancelled(method.consumer_tag or "")
@@ -399,7 +403,7 @@ class AmqpConnection:
         self.patience = PATIENCE * options.timeout
         self._raw: aiormq.Connection | None = None
         self._wire: Wire | None = None
-        self._channels: set[AmqpChannel] = set()
+        self._channels: dict[int, AmqpChannel] = {}  # by number
         self._newest_number = 0  # of a channel
         self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
@@ -410,7 +414,9 @@ class AmqpConnection:
 
     async def open(self, address: Address, options: Options, purpose: str) -> None:
         """Connect, and log in."""
-        self._wire = await connected(address.host, address.port, tls_of(address, options), self._on_wire_lost)
+        self._wire = await connected(
+            address.host, address.port, tls_of(address, options), self._on_wire_lost, self._on_message
+        )
         login = ":".join(quote(part or "", safe="") for part in (address.username, revealed(address.password)))
         host = f"[{address.host}]" if ":" in address.host else address.host
         url = f"amqp://{login}@{host}:{address.port}/{quote(address.vhost, safe='')}?heartbeat={self.heartbeat}"
@@ -477,7 +483,7 @@ class AmqpConnection:
             raise self.lost
         assert isinstance(raw, aiormq.Channel)
         channel = AmqpChannel(self, raw)
-        self._channels.add(channel)
+        self._channels[raw.number] = channel
         return channel
 
     def _free_number(self) -> int:
@@ -520,7 +526,8 @@ class AmqpConnection:
 
     def forget(self, channel: AmqpChannel) -> None:
         """Note that a channel is over."""
-        self._channels.discard(channel)
+        if self._channels.get(channel.number) is channel:
+            del self._channels[channel.number]
 
     def watch_unconfirmed(self) -> None:
         """Look, while messages are not confirmed, whether the server is full, or doesn't answer."""
@@ -547,7 +554,7 @@ class AmqpConnection:
             self._watching = False
 
     def _unconfirmed(self) -> list[tuple[AmqpChannel, float]]:
-        waiting = [(one, one.unconfirmed_since) for one in self._channels]
+        waiting = [(one, one.unconfirmed_since) for one in self._channels.values()]
         return [(one, since) for one, since in waiting if since is not None]
 
     # --- the end ---
@@ -561,6 +568,11 @@ class AmqpConnection:
             self.fail(ConnectionLost(0, f"the server has sent nothing for {silent:.1f} s (option heartbeat)"))
             return
         self._timer = self.loop.call_later(self.heartbeat / 4, self._beat)
+
+    def _on_message(self, message: Message) -> None:
+        channel = self._channels.get(message.channel)
+        if channel is not None:  # else it is over, and the server delivers again
+            channel.receive(message)
 
     def _on_wire_lost(self, error: Exception | None) -> None:
         why = ConnectionLost(0, f"the connection was lost: {error or 'closed by the server'}")
@@ -585,9 +597,13 @@ class AmqpConnection:
         if self._timer is not None:  # it was opened
             self._timer.cancel()
             self._closing = self.spawn(self._driver.close(aiormq.ConnectionClosed(error.code, error.text)), "close")
-        for channel in list(self._channels):
+        for channel in list(self._channels.values()):
             channel.end(error)
         self._channels.clear()
+
+
+async def _never(message: DeliveredMessage) -> None:
+    raise AssertionError("the driver has got a message to a consumer")
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

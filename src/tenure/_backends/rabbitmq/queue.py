@@ -101,6 +101,7 @@ QUEUE_TRAITS = QueueTraits(
     limits="impossible",
     tells_holder=False,
     dead_pages=True,
+    pushes=True,
 )
 
 CHECK_EVERY = 300.0
@@ -440,15 +441,26 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
         self._check_lock(lock)
+        if (taken := self._take_arrived(queue, limit)) is None:
+            return await self._claimed(partial(self._receive, queue, limit, lock))
+        founds = _read(queue, taken)
+        if not _may_include_dead(queue, founds):
+            return self._locked(taken, founds, lock)
+        return await self._claimed(partial(self._lock, queue, taken, founds, lock))
+
+    def receive_arrived(self, queue: str, limit: int, lock: float) -> Claim | None:
+        """Claim what has come already while somebody listens; None if nothing has, or something may be dead."""
+        if lock > self._lock_max or (taken := self._take_arrived(queue, limit)) is None:
+            return None
+        founds = _read(queue, taken)
+        if not _may_include_dead(queue, founds):
+            return self._locked(taken, founds, lock)
+        self._subscriptions[queue].put_back(taken)
+        return None
+
+    def _take_arrived(self, queue: str, limit: int) -> Taken | None:
         subscription = self._subscriptions.get(queue)
-        taken = None if subscription is None else subscription.claim_waiting(limit)
-        if taken is not None:
-            now = time.time()
-            founds = [found_message(queue, raw, now) for raw in taken.messages]
-            if queue.endswith(DEAD_SUFFIX) or not any(_may_be_dead(one) for one in founds):
-                return self._locked(taken, founds, lock)
-            return await self._claimed(partial(self._lock, queue, taken, founds, lock))
-        return await self._claimed(partial(self._receive, queue, limit, lock))
+        return None if subscription is None else subscription.claim_waiting(limit)
 
     async def _claimed(self, claim: Callable[[], Coroutine[Any, Any, Claim]]) -> Claim:
         """Return what is claimed, or give it back if the caller gives up just when it has been: on another loop."""
@@ -472,8 +484,12 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             self._client.call_home(give_back)
             raise
 
+    @property
+    def _lock_max(self) -> float:
+        return self._client.consumer_timeout - TIMEOUT_MARGIN
+
     def _check_lock(self, lock: float) -> None:
-        if lock > self._client.consumer_timeout - TIMEOUT_MARGIN:
+        if lock > self._lock_max:
             raise ConfigError(
                 f"lock ({lock:g} s) must be shorter than the server's consumer_timeout "
                 f"({self._client.consumer_timeout:g} s); raise that on the server, and give its value as the option "
@@ -484,8 +500,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         taken = await self._subscription(queue).claim(limit)
         if taken is None or not taken.messages:
             return Claim((), None)
-        now = time.time()
-        return await self._lock(queue, taken, [found_message(queue, raw, now) for raw in taken.messages], lock)
+        return await self._lock(queue, taken, _read(queue, taken), lock)
 
     async def _lock(self, queue: str, taken: Taken, founds: list[FoundMessage], lock: float) -> Claim:
         """Lock those that are to be delivered; move the others to the dead letters."""
@@ -733,6 +748,15 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 def _has_answer(request: asyncio.Task[Any]) -> bool:
     """Return whether a request has been answered; if not, wait for it no longer."""
     return not request.cancel() and request.exception() is None
+
+
+def _read(queue: str, taken: Taken) -> list[FoundMessage]:
+    now = time.time()
+    return [found_message(queue, raw, now) for raw in taken.messages]
+
+
+def _may_include_dead(queue: str, founds: Sequence[FoundMessage]) -> bool:
+    return not queue.endswith(DEAD_SUFFIX) and any(_may_be_dead(one) for one in founds)
 
 
 def _may_be_dead(one: FoundMessage) -> bool:

@@ -10,7 +10,8 @@ sent S >= R, has taken A' <= A, and keeps S - A' <= C.) So:
 - R2. Messages come by *units*, consumers of one message each. A unit that is free is its own hint, and says that the
   queue has nothing ready. The verdict on its message frees it again, without a request.
 - R3. As few units are free as messages are expected within ``AHEAD``: 1 in a calm queue. More are ended before the
-  verdict that would free them; all of them while nobody listens.
+  verdict that would free them; all of them while nobody listens. In place of a unit that a message has come to alone,
+  another is begun only if there is no verdict ``SOON``.
   Whoever gets messages asks again, or goes: so none begins right behind an answer that has some.
 - R4. Of many ready messages, a *bulk* comes: a consumer of several messages, which the queue fills in the very step
   that begins it, and which is ended as soon as it is full. It takes a share that leaves ``SHARES`` times as much for
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,6 +50,10 @@ KEPT = 1.0
 
 AHEAD = 0.01
 """Seconds of arrivals for which units are free: longer than it takes to begin another."""
+
+SOON = 0.001
+"""Seconds within which the verdict of a short handler comes: so its message costs neither the beginning of a unit nor
+the end of one."""
 
 RATE_OVER = 0.25
 """Seconds over which arrivals are counted."""
@@ -245,7 +251,9 @@ class _Asked:
     is_given_up: bool = False
 
 
-class _Waiting(NamedTuple):
+class Waiting(NamedTuple):
+    """A message that has come and was not asked for yet."""
+
     message: Message
     at: float
     size: int
@@ -257,7 +265,7 @@ class Receiving:
 
     consumers: dict[Tag, _Consumer] = field(default_factory=dict)
     """Those that the server counts: they may receive, or hold messages."""
-    waiting: deque[_Waiting] = field(default_factory=deque)
+    waiting: deque[Waiting] = field(default_factory=deque)
     """What has come and was not asked for yet. Any thread may take from its left."""
     listeners: int = 0
     returning: set[Message] = field(default_factory=set)
@@ -271,6 +279,8 @@ class Receiving:
     """How many were ready when that was asked last; 0 if a unit was found free since."""
     _left_at: float = -NEVER
     """When the last listener has gone."""
+    _stand_at: float = NEVER
+    """When a unit is begun if none is free then."""
     _by_bulks: bool = False
     """Whether messages come by bulks just now: then one unit is enough."""
     _is_backlog: bool = False
@@ -299,16 +309,16 @@ class Receiving:
         is_held_up = len(self.returning) >= AT_ONCE or any(claim is None for claim, _ in self._awaits)
         stale = NEVER if oldest is None or is_held_up else self._stale_at(oldest)
         is_settled = not (self._is_ending or self.waiting or self.returning)
-        return min(stale, self._close_by if is_settled else NEVER)
+        return min(stale, self._close_by if is_settled else NEVER, self._stand_at)
 
     @property
-    def _oldest(self) -> _Waiting | None:
+    def _oldest(self) -> Waiting | None:
         try:
             return self.waiting[0]
         except IndexError:
             return None
 
-    def _stale_at(self, one: _Waiting) -> float:
+    def _stale_at(self, one: Waiting) -> float:
         """Return when a message has waited for too long."""
         if self._close_by < NEVER:
             return one.at
@@ -331,6 +341,14 @@ class Receiving:
 
     # --- on any thread ---
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether the last message has come alone: then it is not worth asking at once whether more are ready."""
+        try:
+            return self._arrivals[-1] - self._arrivals[-2] > AHEAD
+        except IndexError:
+            return True
+
     def take(self, limit: int, size: int) -> tuple[Message, ...]:
         """Take up to *limit* messages of what waits, and no more than one beyond *size* bytes."""
         taken: list[Message] = []
@@ -342,6 +360,10 @@ class Receiving:
             taken.append(one.message)
             size -= one.size
         return tuple(taken)
+
+    def put_back(self, messages: Sequence[Waiting]) -> None:
+        """Undo ``take``."""
+        self.waiting.extendleft(reversed(messages))
 
     # --- inputs ---
 
@@ -368,9 +390,12 @@ class Receiving:
                     self._wanted, self._left_at = 0, now
             case Taken(missing):
                 self._wanted = missing
-                done += self._stand(now)
+                if self.is_calm:
+                    self._stand_at = min(self._stand_at, now + SOON)
+                else:
+                    done += self._stand(now)
             case Came(tag, message, size):
-                done += self._came(tag, _Waiting(message, now, size), now)
+                done += self._came(tag, Waiting(message, now, size), now)
             case GotNothing():
                 self._is_backlog = False
                 done += self._answer(is_more=False) + self._stand(now) + self._go_on(now)
@@ -388,7 +413,8 @@ class Receiving:
                     one.is_given_up = True
                 done += self._go_on(now)
             case Tick():
-                pass
+                if now >= self._stand_at:
+                    done += self._stand(now)
         return done + self._give_back(now) + self._close(now)
 
     # --- claims ---
@@ -443,6 +469,7 @@ class Receiving:
 
     def _stand(self, now: float) -> list[Effect]:
         """Begin units while somebody listens and wants more."""
+        self._stand_at = NEVER
         if not self._wants or not self._wanted:
             return []
         return [self._begin(1) for _ in range(self._target(now) - self.free)]
@@ -486,7 +513,7 @@ class Receiving:
 
     # --- what comes and goes ---
 
-    def _came(self, tag: Tag | None, one: _Waiting, now: float) -> list[Effect]:
+    def _came(self, tag: Tag | None, one: Waiting, now: float) -> list[Effect]:
         done: list[Effect] = []
         self._arrivals.append(now)
         self.waiting.append(one)

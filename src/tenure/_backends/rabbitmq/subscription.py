@@ -130,6 +130,12 @@ class Receiver:
             self._on_move()
         return [self._bodies.pop(one) for one in messages]
 
+    def put_back(self, messages: Sequence[Delivered]) -> None:
+        """Undo :meth:`take`; on any thread."""
+        self._bodies.update((one.tag, one) for one in messages)
+        self.machine.put_back([receiving.Waiting(one.tag, one.at, len(one.body)) for one in messages])
+        self._client.call_home(self.feed, receiving.Tick())
+
     async def close(self) -> None:
         """End all consumers, and give back what waits."""
         if self.channel.lost is None:
@@ -324,12 +330,18 @@ class Subscription:
         taken = receiver.take(limit)
         if not taken or receiver.channel.lost is not None:
             return None
-        missing = limit - len(taken)
-        is_more = bool(receiver.machine.waiting)
+        missing, machine = limit - len(taken), receiver.machine
+        is_more = bool(machine.waiting)
         if missing:
-            is_more = is_more or not receiver.machine.free
-            self._client.call_home(receiver.feed, receiving.Taken(missing))
+            is_more = is_more or not (machine.is_calm or machine.free)
+            # Not before the handlers that are woken now have begun: the other thread would take turns with them.
+            asyncio.get_running_loop().call_later(0, self._client.call_home, receiver.feed, receiving.Taken(missing))
         return Taken(receiver.channel, taken, is_more and missing > 0, asked_at)
+
+    def put_back(self, taken: Taken) -> None:
+        """Undo :meth:`claim_waiting`."""
+        if (receiver := self._receiver) is not None and receiver.channel is taken.channel:  # else it is delivered again
+            receiver.put_back(taken.messages)
 
     async def _ready_receiver(self) -> Receiver:
         if self._receiver is None:

@@ -96,6 +96,7 @@ QUEUE_TRAITS = QueueTraits(
     schedules="emulated",
     limits="impossible",
     tells_holder=False,
+    pushes=True,
 )
 
 CHECK_EVERY = 60.0
@@ -198,10 +199,14 @@ class ServiceBusBroker(WithoutInbox):
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages, for as long as the entity's locks last."""
-        ready = self._claiming.receive_ready(queue, limit)
-        if ready is not None:
-            return ready
+        arrived = self.receive_arrived(queue, limit, lock)
+        if arrived is not None:
+            return arrived
         return await self._claimed(partial(self._claiming.receive, queue, limit), self._give_back)
+
+    def receive_arrived(self, queue: str, limit: int, lock: float) -> Claim | None:
+        """Claim what has come already for those that wait; None if nothing has."""
+        return self._claiming.receive_ready(queue, limit)
 
     async def _claimed(self, claim: Callable[[], Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[object]]) -> T:
         """Return the answer to *claim*; *undo* it if it came just as the caller was cancelled: nobody takes it then."""

@@ -14,7 +14,7 @@ import pytest
 
 from tenure._election.store import LeaseStore, LeaseTraits, QueuedLeaseStore
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
-from tenure._queue.broker import Broker, QueueTraits
+from tenure._queue.broker import Broker, Claim, PushingBroker, QueueTraits
 from tenure.errors import Unavailable
 from tenure.testing._conformance.cost import Scale
 from tenure.testing.faultproxy import Begin, Direction, begun
@@ -468,6 +468,12 @@ class FaultyBroker(_FaultyConnection):
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._wrapped, name)
         return found if name in ("traits", "hints", "generations") else partial(self._ask, found)
+
+    def receive_arrived(self, queue: str, limit: int, lock: float) -> Claim | None:
+        """Return what has arrived; while the connection is disturbed, nothing has."""
+        if self._is_cut or self._losing or self._holding is not None:
+            return None
+        return cast(PushingBroker, self._wrapped).receive_arrived(queue, limit, lock)
 
     async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
         await self._held.hold()

@@ -13,12 +13,15 @@ from tenure._queue.broker import (
     Broker,
     Claim,
     NoSession,
+    PushingBroker,
     SurveyingBroker,
 )
 from tenure._queue.identity import dead_letters_of
-from tenure._queue.message import SessionLock, Stats
+from tenure._queue.message import Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Defer, Settled, Settlement, Verdict
+from tenure.testing import until
+from tenure.testing._conformance.counted_hints import HINT_WITHIN, counted
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     QueueSuite,
@@ -64,6 +67,34 @@ class ReceiveTests(QueueSuite):
         await send(sender, many[249], b"a")
         await sender.send(many[101], [Outgoing(b"a", session="s")] if harness.traits.mixed_sessions else [Outgoing()])
         assert [many[i] for i, holds in enumerate(await broker.holding(many)) if holds] == [many[101], many[249]]
+
+    async def test_what_has_arrived_is_claimed_without_a_request(self, harness: QueueHarness, name: str) -> None:
+        """One that was delivered before may take a request: then it is left to ``receive``."""
+        if not harness.traits.pushes:
+            pytest.skip("nothing comes to this broker before it is claimed")
+        broker, sender = cast(PushingBroker, await harness.open()), await harness.open()
+        assert broker.receive_arrived(name, 10, harness.lock) is None
+        got: list[Delivery] = []
+
+        def has_arrived() -> bool:
+            claim = broker.receive_arrived(name, 10, harness.lock)
+            got.extend(() if claim is None else claim.deliveries)
+            return bool(got)
+
+        async def is_received() -> bool:
+            if not has_arrived():
+                got.extend((await broker.receive(name, 10, harness.lock)).deliveries)
+            return bool(got)
+
+        async with counted(broker.hints(name)):
+            await send(sender, name, b"a")
+            await until(has_arrived, within=HINT_WITHIN)
+            assert [(one.body, one.delivery_count) for one in got] == [(b"a", 1)]
+            assert broker.receive_arrived(name, 10, harness.lock) is None
+            assert await settle(broker, [got.pop()], Abandon()) == [Settled()]
+            await until(is_received, within=HINT_WITHIN)
+            assert [(one.body, one.delivery_count) for one in got] == [(b"a", 2)]
+            assert await settle(broker, got, COMPLETE) == [Settled()]
 
     async def test_an_idle_queue_has_nothing_due(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
