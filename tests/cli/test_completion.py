@@ -70,6 +70,7 @@ def test_words_options_and_names(store: None, monkeypatch: pytest.MonkeyPatch) -
         "tenure queue peek orb": ["orbits"],
         "tenure lead --ttl 5s ni": ["nightly-report"],
         "tenure explain sqlite-": [
+            "sqlite-clock-ahead",
             "sqlite-disk-full",
             "sqlite-file-mode",
             "sqlite-folder-mode",

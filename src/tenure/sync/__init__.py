@@ -254,6 +254,7 @@ class Backend:
     diagnose = blocking(tenure.Backend.diagnose)
     migrate = blocking(tenure.Backend.migrate)
     migration_sql = blocking(tenure.Backend.migration_sql)
+    set_clock = blocking(tenure.Backend.set_clock)
 
     def _consumer_thread(self) -> LoopThread:
         """Return the loop on which queues are consumed and hooks called, started when it is first needed."""

@@ -52,7 +52,8 @@ class SqliteBackend:
         self._worker = Worker(lambda: Database(path, options, [LEASES], used=used))
         self._wake = Wake(path, self._worker)
         self.leases = SqliteLeases(self._worker, self._wake, clock)
-        times = FileClock(clock)
+        self._path = path
+        self._times = times = FileClock(clock)
         self._writer = Writer(
             lambda: Database(path, options, TABLES, syncs_apart=True, used=used),
             times,
@@ -65,7 +66,21 @@ class SqliteBackend:
         """Return facts about the file and the library."""
         from tenure._backends.sqlite.diagnosis import diagnose  # most programs are never examined
 
-        return [*await self._worker.run(diagnose), self._wake.fact()]
+        facts = await self._worker.run(lambda database: diagnose(database, self._times))
+        return [*facts, self._wake.fact()]
+
+    async def set_clock(self, *, dry_run: bool) -> tuple[str, bool]:
+        """Set the clock of the queues back to this machine's; return what was done, and whether anything was."""
+        from tenure._backends.sqlite.diagnosis import spoken_state
+
+        wall = self._times.wall
+        state = await self._writer.submit(
+            lambda operations: operations.clock_state(wall()) if dry_run else operations.set_clock_back(wall())
+        )
+        if not state.ahead:
+            return f"the clock of {self._path} is not ahead of this machine's; there is nothing to do", False
+        done = "would be set back" if dry_run else "is set back"
+        return f"the clock of {self._path} {done} to this machine's: it was {spoken_state(state)}", not dry_run
 
     async def close(self) -> None:
         """Close the connections, end their threads, and stop listening."""

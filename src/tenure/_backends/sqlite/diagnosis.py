@@ -6,17 +6,26 @@ import os
 import shlex
 import sqlite3
 import stat
+from collections.abc import Collection
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from tenure._backends.sqlite.client import Database
+from tenure._backends.sqlite.clock_setting import ClockSetting, ClockState
+from tenure._backends.sqlite.file_clock import FileClock
+from tenure._backends.sqlite.operations import QUEUES
 from tenure._backends.sqlite.schema import versions
+from tenure._checks import LONGEST
 from tenure._opened import Fact
 from tenure._option_files import other_owner
+
+CLOCK_AHEAD = 60.0
+"""Seconds by which the clock of the queues may be ahead without a warning: a wall clock that is set is set by less."""
 
 LIBRARY_SOUND = (3, 51, 3)  # fixes the reset of the write-ahead log, broken since 3.7.0
 
 
-def diagnose(database: Database) -> list[Fact]:
+def diagnose(database: Database, clock: FileClock) -> list[Fact]:
     """Return facts about the file and the library.
 
     Raises:
@@ -43,9 +52,44 @@ def diagnose(database: Database) -> list[Fact]:
             "" if database.options.synchronous == "full" else "a power failure can lose the newest changes, tokens too",
             "sqlite-synchronous",
         ),
+        *_clock(database, clock, known),
         *_modes(database.path),
         *(Fact(f"tables of {part}", f"version {version}, by {by}") for part, (version, by) in known.items()),
     ]
+
+
+def _clock(database: Database, clock: FileClock, known: Collection[str]) -> list[Fact]:
+    """Return how far the clock of the queues is ahead of this machine's, if that matters."""
+    if QUEUES.name not in known:
+        return []
+    state = database.read(lambda connection: ClockSetting(connection, clock).clock_state(clock.wall()))
+    if state.ahead < CLOCK_AHEAD:
+        return [Fact("file clock", "that of this machine" if not state.ahead else f"{state.ahead:.1f} s ahead")]
+    advice = (
+        f"it is {spoken(state.ahead)} ahead of this machine's, which a process has seen wrong: what is sent with at= "
+        "comes that much too early, older delays and expiries have ended, and schedules are ahead; if this machine's "
+        f"clock is right now, run: tenure migrate {shlex.quote(f'sqlite:///{database.path}')} --set-clock --yes"
+    )
+    return [Fact("file clock", spoken_state(state), advice, "sqlite-clock-ahead")]
+
+
+def spoken_state(state: ClockState) -> str:
+    """Return how far a clock is ahead, since when, and what was noted by it, in words."""
+    noted = (
+        f"{state.messages:,} messages, {state.dead:,} dead letters and {state.ids:,} remembered ids are of that time"
+    )
+    if state.since is None:
+        return f"{spoken(state.ahead)} ahead; nothing is of that time"
+    since = datetime.fromtimestamp(min(max(state.since, 0.0), LONGEST), UTC).isoformat(" ", "seconds")
+    return f"{spoken(state.ahead)} ahead, since {since} or before; {noted}"
+
+
+def spoken(seconds: float) -> str:
+    """Return a span of time in the largest unit of which it has two, or one of years."""
+    for unit, size in (("years", 365.25 * 86_400), ("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _modes(path: str) -> list[Fact]:

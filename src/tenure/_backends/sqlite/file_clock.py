@@ -4,7 +4,7 @@ House rules:
 
 - Since the wall clock never goes back, one reading that is far in the future would move it for good. So such a leap is
   accepted only after readings have shown it for some seconds; in a new boot at once, because the machine may have been
-  off.
+  off. Only a person can set the clock back: see ``clock_setting``.
 - The time since boot may go back under the same name of the boot: a virtual machine was set back to a snapshot, and the
   file was not. It shows in the row of the clock, which is updated every second in which something is written.
 """
@@ -43,7 +43,8 @@ class FileClock:
 
     def __init__(self, clock: Clock, wall: Callable[[], float] = time.time, boot: str = "") -> None:
         self._clock = clock
-        self._wall = wall
+        self.wall = wall
+        """The wall clock of this machine, in Unix seconds."""
         self.boot = boot
         self._leapt_at: float | None = None  # when the wall clock was first seen so far ahead as it is now
 
@@ -59,7 +60,7 @@ class FileClock:
             )
         origin, sequence, boot, ahead, seen = row
         now = self._clock.now()
-        unknown = self._wall() - now
+        unknown = self.wall() - now
         seen = read_or(_moment, seen, now + unknown)
         ahead = read_or(_moment, ahead, None)
         is_ours = boot == self.boot and ahead is not None
@@ -67,7 +68,7 @@ class FileClock:
         went_back = is_ours and now + ahead < seen - _BACK
         is_ours = is_ours and not went_back
         known = ahead if is_ours else seen - now
-        ahead = max(known, self._wall() - now)
+        ahead = max(known, self.wall() - now)
         if is_ours and self._is_leap(ahead - known, now):
             ahead = known
         needs_writing = not is_ours or ahead - known > _STEP or now + ahead - seen > _EVERY
