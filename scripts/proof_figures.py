@@ -43,6 +43,7 @@ PLANTS = {
     "tests/conformance/test_planted_queue.py": "brokers",
     "tests/conformance/test_planted_outcomes.py": "brokers: how deliveries end",
     "tests/conformance/test_planted_stored_again.py": "brokers: the largest messages, and the wordiest failures",
+    "tests/conformance/test_planted_short_use.py": "brokers: short uses, many of them",
     "tests/conformance/test_planted_live.py": "brokers: messages that are shown and purged",
     "tests/conformance/test_planted_locks.py": "brokers and consumers: the end of a lock",
     "tests/conformance/test_planted_late.py": "stores that carry out a request late",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -567,6 +568,24 @@ class CountsTheMessageThatItPutsBack(TakesTheMessageWithItsHint):
             yield
 
 
+class HandsOutTwiceWhatWasReady(MemoryBroker):
+    """Once for each time that it was noted as ready."""
+
+    is_redriven = False
+
+    async def redrive(self, *arguments: Any, **options: Any) -> int:
+        self.is_redriven = True
+        return await super().redrive(*arguments, **options)
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        claim = await super().receive(queue, limit, lock)
+        return claim._replace(deliveries=[*claim.deliveries] * (1 + self.is_redriven))
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        claim = await super().receive_session(held, limit)
+        return claim._replace(deliveries=[*claim.deliveries] * 2) if isinstance(claim, Claim) else claim
+
+
 PLANTED: dict[type[MemoryBroker], str] = {
     ComparesSequenceOnly: "test_a_late_verdict_touches_no_newer_lock",
     LateVerdictsStand: "test_a_late_verdict_lapses",
@@ -634,6 +653,7 @@ PLANTED: dict[type[MemoryBroker], str] = {
     AcceptsOfAPausedQueue: "test_no_session_of_a_paused_queue_is_accepted",
     ShowsNoPause: "test_nothing_is_received_of_a_paused_queue",
     RemembersTheRateOfADeletedQueue: "test_a_deleted_queue_has_no_limits",
+    HandsOutTwiceWhatWasReady: "test_a_message_that_was_ready_before_comes_once",
     TakesTheMessageWithItsHint: "test_a_hint_that_nobody_takes_up_keeps_no_message",
     CountsTheMessageThatItPutsBack: "test_a_hint_that_nobody_takes_up_keeps_no_message",
 }

@@ -53,6 +53,10 @@
     class TestMyStoredAgain(StoredAgainSuite):
         harness = MyQueueHarness
 
+
+    class TestMyShortUse(ShortUseSuite):
+        harness = MyQueueHarness
+
 They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and by the faults the harness can make.
 """
 
@@ -78,6 +82,7 @@ from tenure.testing._conformance.queues.cost import BrokerCostSuite
 from tenure.testing._conformance.queues.faults import BrokerFaultSuite
 from tenure.testing._conformance.queues.live import LiveMessagesSuite
 from tenure.testing._conformance.queues.locks import LockExpirySuite
+from tenure.testing._conformance.queues.short_use import ShortUseSuite
 from tenure.testing._conformance.queues.stored_again import StoredAgainSuite
 from tenure.testing._conformance.queues.suite import BrokerSuite
 
@@ -102,6 +107,7 @@ __all__ = [
     "LockExpirySuite",
     "QueueHarness",
     "Scale",
+    "ShortUseSuite",
     "StoredAgainSuite",
 ]
 

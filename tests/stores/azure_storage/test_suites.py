@@ -35,6 +35,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    ShortUseSuite,
     StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
@@ -264,6 +265,8 @@ class AzureQueueHarness(QueueHarness):
     foreign = tuple(TEXTS)
     edits = ("delete", "forget")
     lock = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
+    uses = 40
+    receives_in_order = False  # those of one call are sent side by side
     backlog = 50  # each is a request of its own
     faults = frozenset({"lose_answer", "cut", "late", "hold"})
 
@@ -291,6 +294,10 @@ class AzureQueueHarness(QueueHarness):
     async def pass_time(self, seconds: float) -> None:
         self._server.turn(seconds)
         self._clock.by += seconds
+
+    async def left_behind(self) -> dict[str, int]:
+        async with QueueServiceClient.from_connection_string(self._server.connection_string) as service:
+            return {"queues": len([one async for one in service.list_queues()])}
 
     async def write_foreign(self, queue: str, how: str) -> None:
         home = queue.removesuffix(DEAD_SUFFIX)
@@ -331,6 +338,10 @@ class TestAzureLocks(LockExpirySuite):
 
 
 class TestAzureConsumers(ConsumerSuite):
+    harness = AzureQueueHarness
+
+
+class TestAzureShortUse(ShortUseSuite):
     harness = AzureQueueHarness
 
 

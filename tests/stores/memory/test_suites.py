@@ -23,6 +23,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    ShortUseSuite,
     StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction
@@ -96,6 +97,7 @@ class MemoryQueueHarness(QueueHarness):
     counts_bytes = True
     traits = QUEUE_TRAITS
     faults = frozenset({"lose_answer", "cut", "late", "hold"})
+    uses = 1_000
 
     def __init__(self) -> None:
         self._clock = OldClock()
@@ -109,6 +111,15 @@ class MemoryQueueHarness(QueueHarness):
 
     async def pass_time(self, seconds: float) -> None:
         self._clock.advance(seconds)
+
+    async def left_behind(self) -> dict[str, int]:
+        queues = self._memory.queues.values()
+        parts = [part for queue in queues for part in (queue.live, queue.dead)]
+        return {
+            "entries": sum(len(part.ready) + len(part.oldest) + len(part.due) for part in parts),
+            "sessions": sum(len(part.sessions) + len(part.free_sessions) for part in parts),
+            "listeners": sum(one() is not None for refs in self._memory.notifier._listeners.values() for one in refs),
+        }
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, FaultyBroker)
@@ -140,6 +151,10 @@ class TestMemoryLocks(LockExpirySuite):
 
 
 class TestMemoryConsumers(ConsumerSuite):
+    harness = MemoryQueueHarness
+
+
+class TestMemoryShortUse(ShortUseSuite):
     harness = MemoryQueueHarness
 
 

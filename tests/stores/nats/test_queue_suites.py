@@ -33,6 +33,7 @@ from tenure.testing.conformance import (
     LockExpirySuite,
     QueueHarness,
     Scale,
+    ShortUseSuite,
     StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
@@ -118,6 +119,7 @@ class NatsQueueHarness(QueueHarness):
     lock = 20.0 if CAN_TURN else 3.0
     lock_in_rounds = 200.0 if CAN_TURN else None
     long = 3.0
+    uses = 60
     backlog = 300
     faults = frozenset({"lose_answer", "cut", "late", "hold"})
     any_client_settles = False
@@ -149,6 +151,11 @@ class NatsQueueHarness(QueueHarness):
                 await asyncio.to_thread(self._turned.turn, step)
         else:
             await super().pass_time(seconds)
+
+    async def left_behind(self) -> dict[str, int]:
+        server, store = await asyncio.to_thread(lambda: (self._server.asked("varz"), self._server.asked("jsz")))
+        kept = {what: store[what] for what in ("streams", "consumers")}
+        return {what: server[what] for what in ("connections", "subscriptions")} | kept
 
     async def write_foreign(self, queue: str, how: str) -> None:
         way, home = next(iter(self._ways.values())), queue.removesuffix(DEAD_SUFFIX)
@@ -237,6 +244,10 @@ class TestNatsLocks(LockExpirySuite):
 
 
 class TestNatsConsumers(ConsumerSuite):
+    harness = NatsQueueHarness
+
+
+class TestNatsShortUse(ShortUseSuite):
     harness = NatsQueueHarness
 
 

@@ -35,6 +35,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    ShortUseSuite,
     StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
@@ -302,12 +303,16 @@ class TestPostgresLeasesWithALockedRow(LeaseFaultSuite):
     harness = LockedRowHarness
 
 
+CLIENT = "client backend"
+
+
 class PostgresQueueHarness(QueueHarness):
     traits = postgres.QUEUE_TRAITS
     foreign = tuple(MESSAGE_EDITS)
     edits = tuple(REMOVALS)
     lock = LONG
     counts_bytes = True
+    uses = 100
     backlog = 21_000  # it handles ten times a thousand, and a session takes two steps
     behind_proxy: ClassVar[bool] = False
 
@@ -336,6 +341,14 @@ class PostgresQueueHarness(QueueHarness):
 
     async def pass_time(self, seconds: float) -> None:
         self._setup.server.turn(seconds)
+
+    async def left_behind(self) -> dict[str, int]:
+        async with connected_to(self._setup.server.url) as user:
+            tables = await user.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'tenure'")
+            rows = {f"rows of {one}": await user.fetchval(f"SELECT count(*) FROM tenure.{one}") for (one,) in tables}
+            connections = await user.fetchval("SELECT count(*) FROM pg_stat_activity WHERE backend_type = $1", CLIENT)
+            locks = await user.fetchval("SELECT count(*) FROM pg_locks WHERE pid <> pg_backend_pid()")
+        return {"connections": connections, "locks": locks, **rows}
 
     async def write_foreign(self, queue: str, how: str) -> None:
         body = f"foreign: {how}".encode()
@@ -393,6 +406,10 @@ class TestPostgresLocks(LockExpirySuite):
 
 
 class TestPostgresConsumers(ConsumerSuite):
+    harness = PostgresQueueHarness
+
+
+class TestPostgresShortUse(ShortUseSuite):
     harness = PostgresQueueHarness
 
 

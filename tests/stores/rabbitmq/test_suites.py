@@ -7,6 +7,7 @@ expiry of messages are the server's: for a test that has begun one, the server's
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -36,6 +37,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    ShortUseSuite,
     StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold
@@ -111,6 +113,7 @@ class RabbitQueueHarness(QueueHarness):
     counts_bytes = True
     lock = 12.8 if CAN_TURN else 3.0  # a delay of so many steps is one stage, see tenure._backends.rabbitmq.delays
     lock_in_rounds = 51.2 if CAN_TURN else None
+    uses = 60
     backlog = 300
     any_client_settles = False
     long = 3.0 if CAN_TURN else 2.0
@@ -127,6 +130,18 @@ class RabbitQueueHarness(QueueHarness):
         self._patch = pytest.MonkeyPatch()
         self._turned = 0.0  # the wall clock
         self._is_server_timing = False
+
+    async def left_behind(self) -> dict[str, int]:
+        lists = {
+            "connections": "rabbit_networking:connections()",
+            "channels": "rabbit_channel:list()",
+            "consumers": 'rabbit_amqqueue:consumers_all(<<"/">>)',
+            "queues": 'rabbit_amqqueue:list(<<"/">>)',
+            "exchanges": 'rabbit_exchange:list(<<"/">>)',
+        }
+        counted = ", ".join(f"length({one})" for one in lists.values())
+        answer = await asyncio.to_thread(self._server.evaluate, f"{{{counted}}}")
+        return dict(zip(lists, map(int, re.findall(r"\d+", answer)), strict=True))
 
     async def write_foreign(self, queue: str, how: str) -> None:
         home = queue.removesuffix(DEAD_SUFFIX)
@@ -271,6 +286,10 @@ class TestRabbitLocks(LockExpirySuite):
 
 
 class TestRabbitConsumers(ConsumerSuite):
+    harness = RabbitQueueHarness
+
+
+class TestRabbitShortUse(ShortUseSuite):
     harness = RabbitQueueHarness
 
 

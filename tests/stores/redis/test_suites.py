@@ -26,6 +26,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    ShortUseSuite,
     StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
@@ -166,12 +167,19 @@ class RedisQueueHarness(RedisSetup, QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
     lock = LONG
+    uses = 100
     foreign = tuple(MESSAGE_EDITS)
     edits = ("delete", "forget")
     faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
 
     async def open(self) -> Broker:
         return (await self.backend()).broker
+
+    async def left_behind(self) -> dict[str, int]:
+        async with aioredis.Redis.from_url(self._server.url) as client:
+            connections = (await client.info("clients"))["connected_clients"]
+            channels = len(await client.pubsub_channels()) + await client.pubsub_numpat()
+            return {"connections": connections, "channels": channels, "keys": await client.dbsize()}
 
     async def write_foreign(self, queue: str, how: str) -> None:
         broker, body = self._backends[0].broker, f"foreign: {how}".encode()
@@ -229,6 +237,10 @@ class TestRedisLocks(LockExpirySuite):
 
 
 class TestRedisConsumers(ConsumerSuite):
+    harness = RedisQueueHarness
+
+
+class TestRedisShortUse(ShortUseSuite):
     harness = RedisQueueHarness
 
 

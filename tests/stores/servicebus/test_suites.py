@@ -33,6 +33,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    ShortUseSuite,
     StoredAgainSuite,
 )
 from tenure.testing.faultproxy import FaultProxy
@@ -139,6 +140,7 @@ class ServiceBusHarness(QueueHarness):
     foreign = tuple(MESSAGES)
     edits = ("delete", "forget")
     lock = 30.0  # that of a queue that is created without settings
+    uses = 30
     backlog = 300
     faults = frozenset({"lose_answer", "cut", "late"})
     any_client_settles = False
@@ -152,6 +154,9 @@ class ServiceBusHarness(QueueHarness):
     @cached_property
     def _server(self) -> ServiceBus:
         return shared(ServiceBus)
+
+    async def left_behind(self) -> dict[str, int]:
+        return {"links": int(await asyncio.to_thread(self._server.control, "links"))}
 
     async def write_foreign(self, queue: str, how: str) -> None:
         broker = next(iter(self._ways.values())).backend.broker
@@ -216,6 +221,10 @@ class TestServiceBusLocks(LockExpirySuite):
 
 
 class TestServiceBusConsumers(ConsumerSuite):
+    harness = ServiceBusHarness
+
+
+class TestServiceBusShortUse(ShortUseSuite):
     harness = ServiceBusHarness
 
 

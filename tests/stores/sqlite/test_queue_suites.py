@@ -23,6 +23,7 @@ from tenure.testing.conformance import (
     LiveMessagesSuite,
     LockExpirySuite,
     QueueHarness,
+    ShortUseSuite,
     StoredAgainSuite,
 )
 from tenure.testing.faultproxy import Begin, Direction
@@ -66,6 +67,7 @@ class SqliteQueueHarness(QueueHarness):
     edits = tuple(REMOVALS)
     is_exact = True
     counts_bytes = True
+    uses = 200
     busy: ClassVar[float] = 10.0  # many calls come at once, and this process may be slow while one of them writes
 
     async def start(self) -> None:
@@ -93,6 +95,12 @@ class SqliteQueueHarness(QueueHarness):
     async def pass_time(self, seconds: float) -> None:
         self._clock.advance(seconds)
 
+    async def left_behind(self) -> dict[str, int]:
+        with closing(sqlite3.connect(self._file)) as file:
+            tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            rows = {f"rows of {one}": file.execute(f"SELECT count(*) FROM {one}").fetchone()[0] for one in tables}
+        return {"files": len(list(self._file.parent.iterdir())), **rows}
+
     async def write_foreign(self, queue: str, how: str) -> None:
         body = f"foreign: {how}".encode()
         await place(self._opened[0].broker, self, queue, body)
@@ -118,6 +126,10 @@ class TestSqliteLocks(LockExpirySuite):
 
 
 class TestSqliteConsumers(ConsumerSuite):
+    harness = SqliteQueueHarness
+
+
+class TestSqliteShortUse(ShortUseSuite):
     harness = SqliteQueueHarness
 
 

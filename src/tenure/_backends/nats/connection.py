@@ -32,6 +32,7 @@ _PLAIN = b"NATS/1.0\r\n"
 
 NO_RESPONDERS = "503"
 CLOSE_MAX = 1.0
+UNSUBSCRIBE_MAX = 5.0
 _PENDING_BYTES = 256 * 2**20  # of messages that were received, and whose callback has not run
 
 
@@ -271,6 +272,15 @@ class Connection:
             on_message(message)
 
         return await self._driver.subscribe(subject, cb=receive, pending_bytes_limit=_PENDING_BYTES)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """End a subscription, once all that the server has sent for it has been passed on."""
+        with suppress(nats.errors.Error, OSError):  # TimeoutError is one; the connection is lost, or being closed
+            async with asyncio.timeout(UNSUBSCRIBE_MAX):
+                await self._driver._send_unsubscribe(subscription._id)
+                await self.flush()
+                await subscription._pending_queue.join()
+                await subscription.unsubscribe()
 
     def may_subscribe(self, subject: str) -> bool:
         """Return whether the server has not refused this user a subscription; known after a ``flush``."""

@@ -8,8 +8,10 @@ word of its subject. (Messages don't show it; they have the subject to which the
 Of a consumer that an account imports, a message with neither body nor headers ends the answer: the server drops the
 messages behind it, and the status. They come when their locks end. tenure sends none such; other programs may.
 
-What comes to an inbox that nobody waits at any more is passed to ``give_back``: it is locked, and nobody knows it. What
-no consumer has delivered is ignored: any program may send to an inbox.
+What comes to an inbox that nobody waits at any more is passed to ``give_back``: it is locked, and nobody knows it. A
+server sends no further message to an inbox that has no subscription; so the pull ends with that, unless the server that
+leads the consumer is another one, which learns of it later. What no consumer has delivered is ignored: any program may
+send to an inbox.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ EMPTY_WAIT = 0.25
 """Seconds without another message after an empty one, after which the answer has ended."""
 
 LINGER = 5.0
-"""Seconds for which an inbox that was given up still receives."""
+"""Seconds for which an inbox that was given up still receives in a cluster."""
 
 
 class Inbox:
@@ -111,17 +113,20 @@ class Inbox:
         messages, self._messages, self._complete = self._messages, [], None
         return messages, status
 
-    def abandon(self, give_back: Callable[[list[Found]], None]) -> None:
-        """Pass what has come, and what still comes, to *give_back*; close the inbox after a while."""
+    def abandon(self, give_back: Callable[[list[Found]], None], *, is_spread: bool) -> None:
+        """Pass what has come, and what still comes, to *give_back*; close the inbox, after a while if it *is_spread*.
+
+        Else the present pull would have the next messages of the queue for as long as it was to wait.
+        """
         self._give_back, self._complete = give_back, None
         messages, self._messages = self._messages, []
         if messages and self._on_message is None:  # also those that came since the pull was given up
             give_back(messages)
-        asyncio.get_running_loop().call_later(LINGER, self._close)
+        asyncio.get_running_loop().call_later(LINGER if is_spread else 0.0, self._close)
 
     def _close(self) -> None:
         if self._subscription is not None and not self._connection.is_lost:
-            self._closing = asyncio.ensure_future(self._subscription.unsubscribe())
+            self._closing = asyncio.ensure_future(self._connection.unsubscribe(self._subscription))
 
     def _receive(self, message: Msg) -> None:
         status = status_of(message) if not message.data else None

@@ -372,7 +372,8 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
             return await self._client.run(lambda connection: self._dead_letters.receive(connection, queue, limit, lock))
 
         async def ask(connection: Connection) -> Claim:
-            claim = await self._receive(connection, queue, limit, lock)
+            with self._standing.claiming(queue):
+                claim = await self._receive(connection, queue, limit, lock)
             # The pull that waits may get the message that this one has just missed.
             if not claim.deliveries and (
                 await self._standing.gets_one(queue) or await self._receiving.has_returned(queue)
@@ -399,7 +400,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
             asked_at = self._local.now()
             first, age = await self._standing.take(connection, queue, lock, asked_at)
             try:
-                waits = not self._standing.has_listener(queue)  # else the pull that waits gets it
+                waits = not self._standing.is_asking(queue)  # else the pull that waits gets it
                 return await self._receiving.receive(
                     connection, queue, consumer, limit, lock, first, asked_at, age, waits=waits
                 )

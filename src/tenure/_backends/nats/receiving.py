@@ -302,12 +302,12 @@ class Receiving:
                 pulling = inbox.pull(queue, subject, request, wanted, is_gone=is_gone, after=wait + silent)
                 messages, status = await pulling
         except BaseException as error:
-            inbox.abandon(partial(self.give_back, connection))
+            self.abandon(connection, inbox)
             if isinstance(error, NoJetStream):
                 self._places.forget(queue)  # it was deleted, and perhaps made again
             raise
         if status == ENDED:
-            inbox.abandon(partial(self.give_back, connection))
+            self.abandon(connection, inbox)
         else:
             self._inboxes.put_back(connection, inbox)
         return messages, bool(status and "MaxBytes" in status)
@@ -315,6 +315,10 @@ class Receiving:
     async def take_inbox(self, connection: Connection) -> Inbox:
         """Return an inbox for a pull that waits."""
         return await self._inboxes.take(connection)
+
+    def abandon(self, connection: Connection, inbox: Inbox) -> None:
+        """Give up the pull of an inbox; what still comes is given back."""
+        inbox.abandon(partial(self.give_back, connection), is_spread=self._client.is_spread(connection))
 
     def put_back_inbox(self, connection: Connection, inbox: Inbox) -> None:
         """Let others use an inbox whose pull was answered."""

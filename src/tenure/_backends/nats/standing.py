@@ -4,6 +4,10 @@ While a consumer of this process listens and its last claim found too little, on
 later. The server sends it as soon as there is one: sent, given back, or with its lock or delay ended. The next claim
 takes it. If no claim does in time, as the consumer is busy, it is given back.
 
+It never runs beside a claim that is the first: the two would share the messages that are there, and what this one has
+would be given back behind the others. It begins when a claim has found too little, or if those that listen don't claim.
+When the last of them has left, it goes on for a moment: short receives in a row share it, and don't leave one each.
+
 Its lock begins at a moment that this process doesn't know, but not before it asked. If that was a short while ago,
 compared with the lock, the lock counts from then, and the claim says so by its ``age``: so the message is handed out
 without asking the server once more. Otherwise it is renewed first.
@@ -13,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,6 +48,12 @@ PAUSE_MAX = 2.0
 
 KEEPS_MAX = 1.0
 """Seconds for which a message waits for a claim, or a quarter of a lock's time if that is less."""
+
+FIRST_AFTER = 0.1
+"""Seconds without a claim after which a message is asked for, for those that only listen."""
+
+REUSED_WITHIN = 0.05
+"""Seconds for which a pull goes on when the last listener has left."""
 
 LOOKS, LOOKS_EVERY = 4, 0.0005
 """How often, and after how many seconds, an empty claim looks whether the pull that waits has got a message."""
@@ -81,15 +92,17 @@ class Standing:
         pull = self._pulls.get(key)
         if pull is None:
             pull = self._pulls[key] = _Pull(self, queue)
-        pull.listeners += 1
+        pull.join()
         try:
             async for _ in listener:
                 yield
         finally:
-            pull.listeners -= 1
-            if not pull.listeners:
-                self._pulls.pop(key, None)
-                pull.close()
+            pull.leave(partial(self._end_unused, key, pull))
+
+    def _end_unused(self, key: tuple[str, asyncio.AbstractEventLoop], pull: _Pull) -> None:
+        if not pull.listeners and self._pulls.get(key) is pull:
+            del self._pulls[key]
+            pull.close()
 
     def want(self, queue: str) -> None:
         """Ask for the next message of *queue*, if somebody listens here: a claim has found too little."""
@@ -97,9 +110,24 @@ class Standing:
         if pull is not None:
             pull.want()
 
-    def has_listener(self, queue: str) -> bool:
-        """Whether somebody listens to hints of *queue* on this loop."""
-        return (queue, asyncio.get_running_loop()) in self._pulls
+    @contextmanager
+    def claiming(self, queue: str) -> Iterator[None]:
+        """Claim messages of *queue* in the block: the first pull that waits is not begun meanwhile."""
+        pull = self._pulls.get((queue, asyncio.get_running_loop()))
+        if pull is None:
+            yield
+            return
+        pull.claims += 1
+        try:
+            yield
+        finally:
+            pull.claims -= 1
+            pull.claimed_at = asyncio.get_running_loop().time()
+
+    def is_asking(self, queue: str) -> bool:
+        """Whether a pull that waits gets the next message of *queue* on this loop."""
+        pull = self._pulls.get((queue, asyncio.get_running_loop()))
+        return pull is not None and pull.wanted.is_set()
 
     async def gets_one(self, queue: str) -> bool:
         """Whether a message of *queue* waits for a claim here, or comes in a moment."""
@@ -175,7 +203,7 @@ class Standing:
             async with asyncio.timeout(waits + self._client.options.timeout):
                 await inbox.pull(queue, subject, request, 1, keep)
         except BaseException as error:
-            inbox.abandon(partial(self._receiving.give_back, connection))
+            self._receiving.abandon(connection, inbox)
             if isinstance(error, Exception):
                 self._places.forget(queue)
                 raise _Failed(str(error)) from error
@@ -209,9 +237,11 @@ class _Pull:
     def __init__(self, standing: Standing, queue: str) -> None:
         self._standing = standing
         self.queue = queue
-        self.listeners = 0
+        self.listeners = self.claims = 0
+        self.claimed_at = asyncio.get_running_loop().time()
+        """When the last claim ended, or it was made."""
         self.wanted = asyncio.Event()
-        self.wanted.set()
+        self._leaving: asyncio.TimerHandle | None = None
         self._waiting: Waiting | None = None
         self._is_first = True
         self._backoff = Backoff(longest=PAUSE_MAX)
@@ -219,6 +249,7 @@ class _Pull:
         self.ended = asyncio.get_running_loop().create_task(self._run(), name="tenure-nats-pull")
 
     async def _run(self) -> None:
+        await self._until_first()
         while True:
             await self.wanted.wait()
             now = asyncio.get_running_loop().time
@@ -230,6 +261,34 @@ class _Pull:
                 self._is_first = True  # what happened meanwhile is hinted at when the next one is asked for
                 self._backoff.reset_after(now() - self._began)
                 await self._backoff.rest()
+
+    async def _until_first(self) -> None:
+        """Wait until a message is wanted, or nobody has claimed for a while."""
+        now = asyncio.get_running_loop().time
+        while not self.wanted.is_set():
+            left = FIRST_AFTER if self.claims else self.claimed_at + FIRST_AFTER - now()
+            if left <= 0:
+                self.wanted.set()
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self.wanted.wait()
+
+    def join(self) -> None:
+        """Note one more listener."""
+        self.listeners += 1
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
+    def leave(self, end: Callable[[], None]) -> None:
+        """Note that a listener has left; *end* it in a while, unless another one comes."""
+        self.listeners -= 1
+        if not self.listeners:
+            if self.is_here and not self.ended.done():
+                self._leaving = asyncio.get_running_loop().call_later(REUSED_WITHIN, end)
+            else:
+                end()
 
     def begins(self) -> None:
         """Note that a message is asked for now; give a hint if it is the first: none is missed from then on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -361,6 +361,10 @@ class QueueHarness(ABC):
     """Whether a full broker still delivers and settles its messages; else it may refuse, and change nothing."""
     any_client_settles: ClassVar[bool] = True
     """Whether a lock is the store's alone: any client can settle the delivery, also after a restart of the broker."""
+    uses: ClassVar[int] = 100
+    """How often a test uses a queue shortly: more where it takes little, less where each use takes long."""
+    receives_in_order: ClassVar[bool] = True
+    """Whether messages that were never received before come in the order in which they were sent."""
     keeps_whole_history: ClassVar[bool] = True
     """Whether the newest fifty attempts are kept with all that is told of them; else as many as there is room for."""
     is_exact: ClassVar[bool] = False
@@ -417,6 +421,10 @@ class QueueHarness(ABC):
     def away(self) -> AbstractAsyncContextManager[None]:
         """Inside the block, the tables, keys or containers of the messages are missing or can't be used."""
         raise NotImplementedError
+
+    async def left_behind(self) -> Mapping[str, int]:
+        """Count what clients have in the store now, by what it is: connections, consumers, records; not messages."""
+        return {}
 
     async def write_foreign(self, queue: str, how: str) -> None:
         """Write a message to *queue* as another program could; *how* is of ``foreign``.
