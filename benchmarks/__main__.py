@@ -24,6 +24,7 @@ KNOWN = (
     "nats_queue",
     "servicebus",
     "rabbit_queue",
+    "short_use",
     "service",
     "telemetry",
 )
