@@ -190,6 +190,12 @@ def test_what_administrators_may_remove_is_tried_on_each_store(store: str) -> No
         assert {"delete", "forget"} <= {how for one in classes for how in one.harness.edits}
 
 
+@pytest.mark.parametrize("store", ["Nats", "Rabbit", "ServiceBus"])
+def test_what_others_pass_on_is_tried_where_notes_are_headers(store: str) -> None:
+    classes = [one for one in classes_before(store) if issubclass(one, QueueSuite)]
+    assert any(one.harness.forwards for one in classes)
+
+
 def test_peers_have_the_faults_of_a_fleet() -> None:
     # A fleet has no store that could be full, away or restarted: tests/sim/peers has faults of its members, and
     # tests/stores/peers/test_cut.py cuts real ones off.

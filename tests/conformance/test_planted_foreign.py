@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from tenure._backends.memory import MemoryBroker, MemoryLeases
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Vacant
 from tenure._queue.broker import Claim, LiveSelection, Selection
 from tenure._queue.message import DeadMessage, LiveMessage, Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import LAPSED, Lapsed, Settled, Settlement
 from tenure.testing._conformance.leases.foreign import ForeignRecordTests
 from tenure.testing._conformance.queues.foreign import ForeignMessageTests
@@ -19,6 +21,8 @@ from tests.conformance.planted import calls, failing_tests, leases_with, queues_
 
 FOREIGN = b"foreign"
 """The beginning of the bodies that others write."""
+PASSED_ON = "passed-on"
+"""The header of a message from another queue, with the count that it had there."""
 
 # --- leases ---
 
@@ -171,6 +175,22 @@ class RedrivesUpToIt(MemoryBroker):
         return await super().redrive(queue, which, before, dry_run=dry_run, to=to)
 
 
+class KeepsItsCount(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        claim = await super().receive(queue, limit, lock)
+        counts = [one.delivery_count + int(one.headers.get(PASSED_ON, 0)) for one in claim.deliveries]
+        deliveries = [one._replace(delivery_count=count) for one, count in zip(claim.deliveries, counts, strict=True)]
+        return claim._replace(deliveries=deliveries)
+
+
+class KeepsItsHistory(MemoryBroker):
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        shown = await super().peek_dead(queue, which, limit)
+        return [
+            replace(one, history=(one.history[0], *one.history)) if PASSED_ON in one.headers else one for one in shown
+        ]
+
+
 QUEUES: list[tuple[type[MemoryBroker], str]] = [
     (RaisesAfterTheClaim, "test_foreign_messages_disturb_no_other"),
     (HidesTheOthersOfAClaim, "test_foreign_messages_disturb_no_other"),
@@ -180,6 +200,8 @@ QUEUES: list[tuple[type[MemoryBroker], str]] = [
     (CantSettleIt, "test_foreign_messages_can_fail_and_die"),
     (ListsNoDeadLetters, "test_foreign_dead_letters_disturb_no_other"),
     (RedrivesUpToIt, "test_foreign_dead_letters_disturb_no_other"),
+    (KeepsItsCount, "test_a_forwarded_message_begins_anew"),
+    (KeepsItsHistory, "test_a_forwarded_message_begins_anew"),
 ]
 
 
@@ -188,9 +210,15 @@ def shared(plant: type[MemoryBroker]) -> type[QueueHarness]:
 
     class Shared(queues_with(plant)):  # type: ignore[misc]
         foreign = ("a body",)
+        forwards = True
 
         async def write_foreign(self, queue: str, how: str) -> None:
             await place(MemoryBroker(self._clock, self._memory), self, queue, FOREIGN)
+
+        async def forward(self, source: str, target: str) -> None:
+            broker = MemoryBroker(self._clock, self._memory)
+            [found] = (await broker.receive(source, 9, self.lock)).deliveries
+            await broker.send(target, [Outgoing(found.body, headers={PASSED_ON: 2})])
 
     return Shared
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from base64 import b64decode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -41,7 +43,7 @@ from tests.clocks import TurnedClock
 from tests.servers import Nats, NatsCluster, shared
 from tests.servers.nats import PINGS
 from tests.servers.turned_process import CAN_TURN, steps
-from tests.stores.nats.raw import store
+from tests.stores.nats.raw import api, store
 from tests.stores.nats.wall_clock import turn_wall_clock
 
 T = TypeVar("T")
@@ -116,6 +118,7 @@ class NatsQueueHarness(QueueHarness):
     keeps_whole_history = False
     foreign = tuple(MESSAGES)
     edits = ("delete", "forget", "delete the consumer")
+    forwards = True
     lock = 20.0 if CAN_TURN else 3.0
     lock_in_rounds = 200.0 if CAN_TURN else None
     long = 3.0
@@ -183,6 +186,17 @@ class NatsQueueHarness(QueueHarness):
                 await client.call(connection, f"CONSUMER.DELETE.{stream}.{consumer.name}")
 
         await client.run(ask)
+
+    async def forward(self, source: str, target: str) -> None:
+        places = next(iter(self._ways.values())).backend.broker._places
+        client = await driver.connect(self._server.url)
+        stream = places.place_of(source).stream
+        last = (await api(client, f"STREAM.INFO.{stream}"))["state"]["last_seq"]
+        found = (await api(client, f"STREAM.MSG.GET.{stream}", {"seq": last}))["message"]
+        headers, body = (b64decode(found.get(one, "")) for one in ("hdrs", "data"))
+        headers = re.sub(rb"Nats-Expected-[^\r]*\r\n", b"", headers)  # with that, the server refuses it
+        await store(client, f"{places.place_of(target).subject}.theirs".encode(), headers, body)
+        await client.close()
 
     async def open(self) -> Broker:
         way = Way(self._server.port, self.login, self._clock)

@@ -37,6 +37,7 @@ from tenure._backends.rabbitmq.message_format import (
     delivery_of,
     found_message,
     made_up_id,
+    mark_queue,
     properties_of,
 )
 from tenure._backends.rabbitmq.names import RECORDS
@@ -162,6 +163,46 @@ def check_message(queue: str, properties: Properties) -> Facts:
         assert (again.id, again.facts.sequence) == (found.id, found.facts.sequence)
         assert delivery_of(again, "token", NOW).headers == shown.headers
     return found.facts
+
+
+MARKS: dict[str, Any] = {
+    "x-tenure-sequence": 7 << 10,
+    "x-tenure-deliveries": 5,
+    "x-tenure-history": f"[{json.dumps({'number': 1, 'at': 1.0, 'outcome': 'abandoned'})}]",
+    "x-tenure-expires-at": 1,
+    "x-tenure-delayed": 0,
+    "x-tenure-reason": "why",
+}
+
+
+@pytest.mark.parametrize(
+    ("queue", "more", "is_ours"),
+    [
+        ("orders", {}, True),
+        ("orders", {"x-tenure-queue": "orders"}, True),
+        ("orders", {"x-tenure-queue": "others"}, False),
+        ("orders", {"x-tenure-queue": "orders:dead"}, False),
+        ("orders", {"x-tenure-queue": 7}, False),
+        ("orders", {"x-tenure-queue": "orders", "x-death": [{"queue": "tenure:delay:03"}]}, True),
+        ("orders", {"x-tenure-queue": "orders", "x-death": [{"queue": "orders", "reason": "expired"}]}, False),
+        ("orders$dead", {}, True),
+        ("orders$dead", {"x-tenure-queue": "orders:dead"}, True),
+        ("orders$dead", {"x-tenure-queue": "orders", "x-death": [{"queue": "orders", "reason": "expired"}]}, True),
+        ("orders$dead", {"x-tenure-queue": "others:dead"}, False),
+    ],
+)
+def test_our_headers_count_in_the_queue_alone_that_they_name(queue: str, more: dict[str, Any], is_ours: bool) -> None:
+    found = found_message(queue, delivered(Properties(headers={**MARKS, **more}, message_id="id")), NOW)
+    facts, is_dead = found.facts, queue.endswith("dead")
+    assert (facts.deliveries, len(facts.history)) == ((5, 1) if is_ours else (0, 0))
+    assert (facts.sequence == 7 << 10) == is_ours
+    assert found.delayed_in == (0 if is_ours else None)
+    assert found.is_expired_at(NOW) == (is_ours and not is_dead)
+    assert facts.reason == (None if not is_dead else "why" if is_ours else "unknown")
+    copy = copied(found, facts, now=NOW)
+    mark_queue(copy, queue)
+    again = found_message(queue, delivered(read_properties(copy.marshal())), NOW).facts
+    assert (again.sequence, again.deliveries, again.history) == (facts.sequence, facts.deliveries, facts.history)
 
 
 def test_what_becomes_of_a_message_is_written_as_ever() -> None:

@@ -25,7 +25,7 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Abandon
 from tenure._url import Url
-from tenure.testing import ManualClock
+from tenure.testing import ManualClock, until
 from tenure.testing._conformance.queues.steps import place
 from tenure.testing.conformance import (
     BrokerFaultSuite,
@@ -110,6 +110,7 @@ class RabbitQueueHarness(QueueHarness):
     )
     foreign = tuple(MESSAGES)
     edits = ("delete", "forget")
+    forwards = True
     counts_bytes = True
     lock = 12.8 if CAN_TURN else 3.0  # a delay of so many steps is one stage, see tenure._backends.rabbitmq.delays
     lock_in_rounds = 51.2 if CAN_TURN else None
@@ -170,6 +171,19 @@ class RabbitQueueHarness(QueueHarness):
         else:
             broker = self._backends[0].broker
             await broker._client.run(lambda: broker._records.change(lambda records: records.pop(queue, None)))
+
+    async def forward(self, source: str, target: str) -> None:
+        def forward() -> bool:
+            client = pika.BlockingConnection(pika.URLParameters(self._server.address))
+            channel = client.channel()
+            found, properties, body = channel.basic_get(amqp_name(source), auto_ack=True)
+            if found is not None:
+                channel.confirm_delivery()
+                channel.basic_publish("", amqp_name(target), body, properties)
+            client.close()
+            return found is not None
+
+        await until(lambda: asyncio.to_thread(forward))
 
     async def open(self) -> Broker:
         proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()

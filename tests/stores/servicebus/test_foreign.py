@@ -41,6 +41,7 @@ from tenure._backends.servicebus.message_format import (
     HEADERS_MAX,
     HISTORY,
     ID,
+    QUEUE,
     REASON,
     SENT_AT,
     MessageNotes,
@@ -316,7 +317,23 @@ def test_counts_are_clipped_and_can_be_written_again() -> None:
     assert found.count + 1 == COUNT_MAX
     assert found.deaths_count == COUNT_MAX
     assert found.delivery("q", "t").delivery_count == COUNT_MAX
-    assert dict(copy_of(raw, MessageNotes(deliveries=found.count + 1)).properties or {}) == {DELIVERIES: COUNT_MAX}
+    copy = copy_of(raw, MessageNotes(deliveries=found.count + 1))
+    assert dict(copy.properties or {}) == {DELIVERIES: COUNT_MAX, QUEUE: "q"}
+
+
+def test_notes_count_in_the_queue_alone_that_they_name() -> None:
+    history = json.dumps([[1, 5.0, "abandoned", None]])
+    notes = {DELIVERIES: 5, DEATH: "[5, 5]", HISTORY: history, SENT_AT: "3.0", ID: "their"}
+    for name in (None, "q", "other", 7):
+        found = read(message_of(notes | ({} if name is None else {QUEUE: name})))
+        if name in (None, "q"):
+            assert (found.count, found.notes.dead_at, found.id, found.stale) == (5 + 2, 5.0, "their", ())
+            continue
+        assert (found.count, found.notes) == (2, MessageNotes()), "the service's own count"
+        changes = found.noted(MessageNotes(deliveries=1))  # what is there stays with the message unless it is changed
+        assert changes == dict.fromkeys(notes, "") | {DELIVERIES: 1, QUEUE: "q"}
+        again = read(message_of(notes | changes))
+        assert (again.count, again.notes) == (1 + 2, MessageNotes(deliveries=1))
 
 
 def test_a_death_of_many_deliveries_makes_up_no_more_attempts_than_are_kept() -> None:

@@ -15,6 +15,7 @@ from proton import char, decimal32, timestamp, ulong
 from tenure._backends import servicebus
 from tenure._backends.servicebus import QUEUE_TRAITS
 from tenure._backends.servicebus.codec import Encoded
+from tenure._backends.servicebus.looking import looked_at
 from tenure._backends.servicebus.message_format import DEATH, DELIVERIES, DESCRIPTION, HISTORY, REASON
 from tenure._backends.servicebus.names import Path, entity_of
 from tenure._queue.broker import Broker
@@ -139,6 +140,7 @@ class ServiceBusHarness(QueueHarness):
     )
     foreign = tuple(MESSAGES)
     edits = ("delete", "forget")
+    forwards = True
     lock = 30.0  # that of a queue that is created without settings
     uses = 30
     backlog = 300
@@ -179,6 +181,18 @@ class ServiceBusHarness(QueueHarness):
             await inside(broker, broker.administration.delete(path))
         else:
             await inside(broker, broker.administration.update(path, lambda _: {"user_metadata": ""}))
+
+    async def forward(self, source: str, target: str) -> None:
+        broker = next(iter(self._ways.values())).backend.broker
+        home = source.removesuffix(DEAD_SUFFIX)
+
+        async def forward() -> None:
+            path = await broker._places.existing(source)
+            [(_, found)] = [one async for one in looked_at(broker._namespace, path, home)]
+            application = {str(name): each for name, each in found.application.items()}
+            await broker._sending.send(target, [Encoded(message(found.data[0], application, [found.properties[0]]))])
+
+        await inside(broker, forward())
 
     async def open(self) -> Broker:
         way = Proxied(self._server, self._clock)

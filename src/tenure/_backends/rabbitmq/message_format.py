@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Self
 
 from tenure._backends.rabbitmq.connection import Delivered
-from tenure._backends.rabbitmq.names import ANSWERS
+from tenure._backends.rabbitmq.names import ANSWERS, amqp_name
 from tenure._backends.rabbitmq.properties import SHORT_MAX, Properties, cut
 from tenure._checks import LONGEST
 from tenure._foreign import a_count, a_list, digits, read_json, read_or, seconds
@@ -55,6 +56,9 @@ from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
 from tenure.errors import ConfigError
 
 OURS = "x-tenure-"
+QUEUE = f"{OURS}queue"
+"""RabbitMQ's name of the queue that a message was published to. In another one, a program has passed it on, and what
+these headers say is not of its time there. (Versions before this name none, and are believed.)"""
 SEQUENCE = f"{OURS}sequence"
 SENT_AT = f"{OURS}sent-at"
 EXPIRES_AT = f"{OURS}expires-at"
@@ -81,8 +85,8 @@ FACTS_MAX = 40_000
 """Bytes for history, error and description, if there is room for so many: all properties of a message must fit into a
 frame."""
 
-FACTS_REST = 256
-"""Bytes that the names and types of these headers take."""
+FACTS_REST = 540
+"""Bytes that the names and types of these headers take, and the name of the queue."""
 
 PROPERTIES_MAX = 131_050
 """Bytes of all properties of a message, unless a server takes smaller frames."""
@@ -153,6 +157,8 @@ class FoundMessage:
     returned: int = 0
     """How often the server counts this very copy as delivered before."""
     id: str = field(default="")
+    delayed_in: int | None = None
+    """In which generation of its queue its delay began; None if it was not delayed."""
 
     @property
     def count(self) -> int:
@@ -163,11 +169,6 @@ class FoundMessage:
     def is_dead(self) -> bool:
         """Whether it lies among dead letters."""
         return self.queue.endswith(DEAD_SUFFIX)
-
-    @property
-    def delayed_in(self) -> int | None:
-        """In which generation of its queue its delay began; None if it was not delayed."""
-        return read_or(a_count, (self.raw.properties.headers or {}).get(DELAYED), None)
 
     @property
     def is_timed_by_server(self) -> bool:
@@ -264,6 +265,12 @@ def mark_delayed(properties: Properties, generation: int) -> None:
     properties.headers[DELAYED] = generation
 
 
+def mark_queue(properties: Properties, queue: str) -> None:
+    """Note to which queue a message is published."""
+    assert properties.headers is not None  # tenure's own are among them
+    properties.headers[QUEUE] = amqp_name(queue)
+
+
 def _headers_of(facts: Facts) -> dict[str, Any]:
     headers: dict[str, Any] = {SEQUENCE: facts.sequence}
     if round(facts.sent_at * 1e6) != moment_of(facts.sequence):
@@ -303,6 +310,8 @@ def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
     """Read a delivery; what another program has written can't make that fail."""
     home, properties = queue.removesuffix(DEAD_SUFFIX), raw.properties
     headers: Mapping[str, Any] = properties.headers or {}
+    if not _is_marked_here(queue, headers):
+        headers = {name: value for name, value in headers.items() if not name.startswith(OURS)}
     sequence = read_or(read_sequence, headers.get(SEQUENCE), None)
     if sequence is None:
         sequence, sent_at = _made_up(raw, now)
@@ -320,7 +329,23 @@ def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
     )
     if home != queue:
         facts = _dead_facts(facts, headers, now)
-    return FoundMessage(queue, raw, facts, returns_of(raw), id_ or made_up_id(home, sequence))
+    delayed_in = read_or(a_count, headers.get(DELAYED), None)
+    return FoundMessage(queue, raw, facts, returns_of(raw), id_ or made_up_id(home, sequence), delayed_in)
+
+
+def _is_marked_here(queue: str, headers: Mapping[str, Any]) -> bool:
+    """Return whether tenure's headers are about a message in this very place, and not passed on from another one.
+
+    The server moves messages to the dead letters as they are. From there, somebody may move them back, marks and all.
+    """
+    place = _place_of(queue)
+    if queue.endswith(DEAD_SUFFIX):
+        return headers.get(QUEUE, place) in (place, _place_of(queue.removesuffix(DEAD_SUFFIX)))
+    died_in = [one.get("queue") for one in read_or(a_list, headers.get("x-death"), []) if isinstance(one, dict)]
+    return headers.get(QUEUE, place) == place and place not in died_in
+
+
+_place_of = lru_cache(1_000)(amqp_name)
 
 
 def _expires_at(properties: Properties, headers: Mapping[str, Any], now: float) -> float | None:

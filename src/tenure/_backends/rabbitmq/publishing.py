@@ -19,7 +19,7 @@ from tenure._backends.rabbitmq.errors import (
     Returned,
     TooLarge,
 )
-from tenure._backends.rabbitmq.message_format import mark_delayed
+from tenure._backends.rabbitmq.message_format import mark_delayed, mark_queue
 from tenure._backends.rabbitmq.names import amqp_name, is_queue
 from tenure._backends.rabbitmq.presence import Presence
 from tenure._backends.rabbitmq.properties import Properties
@@ -85,6 +85,7 @@ class Publisher:
         frame = await self.properties_max()
         most = frame - min(NOTES_ROOM, frame // 8) if are_new else frame
         for index, one in enumerate(letters):
+            mark_queue(one.properties, queue)
             if (size := len(one.properties.marshal())) > most:
                 raise TooLarge(
                     f"the properties of a message take {size:,} bytes, and a frame has room for {frame:,}, of which "

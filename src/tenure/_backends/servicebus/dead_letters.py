@@ -59,7 +59,7 @@ class DeadLetters:
                 "subscription; redrive them to a queue of their own: to=…"
             )
         is_new = await self._places.detects_duplicates(target)
-        again = partial(_again, queue, is_new=is_new, keeps_time=target == queue)
+        again = partial(_again, queue, to=target, is_new=is_new, keeps_time=target == queue)
 
         async def send(chosen: list[tuple[Received, Arrived]], done: Callable[[int], None]) -> None:
             has_session = any(found.session is not None for found, _ in chosen)
@@ -108,10 +108,10 @@ class DeadLetters:
 
 
 def _again(
-    queue: str, found: Received, arrived: Arrived, *, is_new: bool, keeps_time: bool, is_short: bool = False
+    queue: str, found: Received, arrived: Arrived, *, to: str, is_new: bool, keeps_time: bool, is_short: bool = False
 ) -> Encoded:
     """Return a dead letter as it is sent again. With an id that *is new*, it is the same for each attempt."""
     notes = replace(found.notes_of_death.redriven(), sent_at=found.sent_at if keeps_time else None)
     place = f"{queue} {found.sequence} {found.enqueued_at}"  # not the lock: that is another one at each attempt
     new_id = uuid.uuid5(uuid.NAMESPACE_OID, place).hex if is_new else None
-    return copied(found, arrived.message, notes.least() if is_short else notes, new_id=new_id)
+    return copied(found, arrived.message, notes.least() if is_short else notes, new_id=new_id, to=to)

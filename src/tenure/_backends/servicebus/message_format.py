@@ -32,7 +32,7 @@ from tenure._backends.servicebus.codec import (
 )
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable, a_count, a_list, a_text, read_json, read_or, seconds
-from tenure._queue.checks import COUNT_MAX, INT_MAX, read_id
+from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX, INT_MAX, read_id
 from tenure._queue.delivery_ends import Cause, Outcome, history_noted
 from tenure._queue.failures import Failure
 from tenure._queue.headers import is_reserved, read_headers
@@ -57,8 +57,11 @@ from tenure._queue.outgoing import Outgoing
 ID, DELIVERIES, HISTORY, DEATH = "tenure-id", "tenure-deliveries", "tenure-history", "tenure-death"
 BEFORE, NO_ATTEMPTS, SENT_AT = "tenure-before", "tenure-no-attempts", "tenure-enqueued-at"
 """What releases before these ignore, and pass on."""
+QUEUE = "tenure-queue"
+"""Of which queue the others tell: in another one, a program has passed them on, and they say nothing. Releases before
+this name none, and are believed."""
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
-NOTED = (ID, DELIVERIES, HISTORY, DEATH, BEFORE, NO_ATTEMPTS, SENT_AT, REASON, DESCRIPTION)
+NOTED = (ID, DELIVERIES, HISTORY, DEATH, BEFORE, NO_ATTEMPTS, SENT_AT, QUEUE, REASON, DESCRIPTION)
 """The application properties that are not the sender's."""
 CONTENT_TYPE = "content-type"
 
@@ -163,6 +166,17 @@ class Received:
     notes: MessageNotes
     reason: str | None
     description: str
+    queue: str
+    """The queue, whose dead letter it may be."""
+    stale: tuple[str, ...]
+    """The application properties that are about another queue."""
+
+    def noted(self, notes: MessageNotes, besides: int = 0) -> dict[str, str | int]:
+        """Return *notes* as changes of its application properties; *besides* is how many bytes others of them take."""
+        found = notes.properties(self.taken + besides)
+        if found.keys() - {ID}:  # a name is the sender's, whatever the queue
+            found[QUEUE] = self.queue
+        return dict.fromkeys(self.stale, "") | found
 
     @property
     def sent_at(self) -> float:
@@ -228,7 +242,9 @@ def received(queue: str, message: Incoming) -> Received:
     annotations = message.annotations
     application = message.application
     properties, header = message.properties, message.header
-    notes = _NO_NOTES if _NOTED.isdisjoint(application) else _notes(application)
+    home = queue.removesuffix(DEAD_SUFFIX)
+    is_passed_on = application.get(QUEUE, home) != home
+    notes = _NO_NOTES if is_passed_on or _NOTED.isdisjoint(application) else _notes(application)
     sequence = read_or(a_count, annotations.get("x-opt-sequence-number"), 0)
     named = _shown(properties[codec.ID])
     due = annotations.get("x-opt-scheduled-enqueue-time")
@@ -250,6 +266,8 @@ def received(queue: str, message: Incoming) -> Received:
         notes,
         read_or(read_reason, _text(application.get(REASON)), None),
         read_or(read_reason, _text(application.get(DESCRIPTION)), ""),
+        home,
+        tuple(name for name in _OF_A_QUEUE if name in application) if is_passed_on else (),
     )
 
 
@@ -304,19 +322,20 @@ def copied(
     notes: MessageNotes,
     *,
     new_id: str | None,
+    to: str | None = None,
     ttl: float | None = None,
     due_at: float | None = None,
 ) -> Encoded:
     """Return *message*, which was read as *found*, as it is sent again: with all that its sender has set, and *notes*.
 
-    With *new_id*, that is its message id, as where the service would take it for a duplicate; the notes keep the
-    sender's.
+    It is sent to its own queue, or to the queue *to*. With *new_id*, that is its message id, as where the service would
+    take it for a duplicate; the notes keep the sender's.
     """
     notes = replace(notes, id=found.notes.id if new_id is None else found.id)
     return encoded_again(
         message,
         message_id=new_id,
-        application=notes.properties(found.taken),
+        application=replace(found, stale=(), queue=to or found.queue).noted(notes),
         dropped=NOTED,
         ttl=ttl,
         due_at=due_at,
@@ -335,7 +354,7 @@ def with_cause(found: Received, notes: MessageNotes, cause: Cause) -> tuple[str,
     reason = NATIVE_REASONS.get(cause.reason, cause.reason)
     room = max(0, HEADERS_MAX - found.taken - len(reason.encode()))
     description = cause.description.encode()[:room].decode(errors="ignore")
-    return reason, description, notes.properties(found.taken + len(f"{reason}{description}".encode()))
+    return reason, description, found.noted(notes, len(f"{reason}{description}".encode()))
 
 
 def _notes(application: Mapping[Any, Any]) -> MessageNotes:
@@ -355,6 +374,7 @@ def _notes(application: Mapping[Any, Any]) -> MessageNotes:
 
 
 _NO_NOTES, _NOTED = MessageNotes(), frozenset(NOTED)
+_OF_A_QUEUE = (ID, DELIVERIES, HISTORY, DEATH, BEFORE, NO_ATTEMPTS, SENT_AT, QUEUE)
 
 
 def _read_sent_at(text: object) -> float:

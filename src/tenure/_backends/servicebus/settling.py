@@ -235,10 +235,10 @@ class Settling:
         if isinstance(verdict, GiveBack) and _usable(held) is not None:
             return Decision(RELEASED, outcome.answer)
         if isinstance(verdict, GiveBack | Defer):  # the service counts it
-            changes = received.notes.without_attempt(count).properties(received.taken)
+            changes = received.noted(received.notes.without_attempt(count))
             return Decision(modified(changes, undeliverable=isinstance(verdict, Defer)), outcome.answer)
         notes = history_noted(received.notes, outcome, now, fills=True)
-        put_back = Decision(modified(notes.properties(received.taken)), outcome.answer)
+        put_back = Decision(modified(received.noted(notes)), outcome.answer)
         if outcome.delay < DELAY_NONE:
             return put_back
         if held.session is not None:

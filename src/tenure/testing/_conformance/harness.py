@@ -377,6 +377,8 @@ class QueueHarness(ABC):
     """Ways in which others can make a message unreadable; see ``write_foreign``."""
     edits: ClassVar[tuple[str, ...]] = ()
     """What an administrator can do to a queue by the store's own means; see ``edit``."""
+    forwards: ClassVar[bool] = False
+    """Whether others can pass a message on to another queue with all that is stored with it; see ``forward``."""
     scale: ClassVar[Scale | None] = None
     """The unit in which this harness counts the work of the storage, and the depths; None if it can't count."""
 
@@ -437,6 +439,13 @@ class QueueHarness(ABC):
         """Do *how* to what the store has of *queue*, by the store's own means; it is of ``edits``.
 
         ``delete`` removes the queue itself, and ``forget`` what is kept of its settings.
+        """
+        raise NotImplementedError
+
+    async def forward(self, source: str, target: str) -> None:
+        """Write the only message of *source* to *target* as another program could, with all that is stored with it.
+
+        It may stay in *source*, which may be a queue of dead letters.
         """
         raise NotImplementedError
 

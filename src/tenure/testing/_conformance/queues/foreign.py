@@ -17,6 +17,7 @@ from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     bodies,
     dead_letter,
+    only_dead_letter,
     receive,
     receive_some,
     send,
@@ -77,6 +78,30 @@ class ForeignMessageTests(QueueSuite):
         await _write_all(harness, dead_letters_of(name))
         await dead_letter(broker, harness, name, b"last")
         await _redrive_and_purge(broker, harness, name, b"first", b"last")
+
+    @pytest.mark.parametrize("is_dead", [False, True], ids=["a retried message", "a dead letter"])
+    async def test_a_forwarded_message_begins_anew(self, harness: QueueHarness, name: str, is_dead: bool) -> None:
+        if not harness.forwards:
+            pytest.skip("nobody else can pass a message on here")
+        broker = await harness.open()
+        source = f"{name}-2"
+        await broker.declare(name, {"max_deliveries": 2})
+        await send(broker, source, b"forwarded")
+        for _ in range(2):
+            await settle(broker, await receive_some(broker, source, harness, 1), Abandon(error=ERROR))
+        if is_dead:
+            await settle(broker, await receive_some(broker, source, harness, 1), DeadLetter("because", "", ERROR))
+            await only_dead_letter(broker, harness, source)
+            source = dead_letters_of(source)
+        await harness.forward(source, name)
+        [got] = await receive_some(broker, name, harness, 1)
+        assert (got.body, got.delivery_count) == (b"forwarded", 1)
+        assert await settle(broker, [got], Abandon(error=ERROR)) == [Settled()]
+        [again] = await receive_some(broker, name, harness, 1)
+        assert again.delivery_count == 2
+        await settle(broker, [again], DeadLetter("again", "", ERROR))
+        letter = await only_dead_letter(broker, harness, name)
+        assert (letter.reason, [one.number for one in letter.history]) == ("again", [1, 2])
 
 
 def needs_foreign(harness: QueueHarness) -> None:
