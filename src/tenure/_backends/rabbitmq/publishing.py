@@ -106,7 +106,7 @@ class Publisher:
         return (await self._client.sending()).connection.properties_max
 
     async def _publish(self, queue: str, letters: Sequence[Letter]) -> None:
-        is_new = not self._presence.knows(queue)
+        name, is_new = amqp_name(queue), not self._presence.knows(queue)
         is_made = False
         refused_until = time.monotonic() + min(NEW_MAX, self._client.options.timeout / 2)
         pause = NEW_POLL
@@ -122,7 +122,7 @@ class Publisher:
                 return
             if missing:  # the queue isn't there, or what delays them
                 if is_made:
-                    raise NotConfirmed(f"the queue {amqp_name(queue)!r} is deleted again and again")
+                    raise NotConfirmed(f"the queue {name!r} is deleted again and again")
                 is_new = is_made = True
                 self._presence.forget(queue)
                 self._delays.forget()
@@ -130,7 +130,10 @@ class Publisher:
             elif not refused:
                 pause = NEW_POLL  # the channel was closed for another message, and a new one is opened
             elif time.monotonic() > refused_until or not (is_new or any(one.steps for one in refused)):
-                raise Refused
+                raise NotConfirmed(
+                    f"the queue {name!r} takes no more messages: it is full, or its leader is just being elected; "
+                    "receive from it, or raise what limits its length (max-length, max-length-bytes) in its policy"
+                )
             else:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, NEW_POLL_MAX)

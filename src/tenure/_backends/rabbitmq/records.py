@@ -2,8 +2,9 @@
 
 RabbitMQ keeps nothing with a queue that a client could change or read. So all of it is one message, in a quorum queue
 of its own. It is changed under a lock: an exclusive queue, which ends with the connection of its owner. The new message
-is confirmed before the old one is acknowledged; of two, the newer one counts. A turn under the lock takes several round
-trips; callers that come before it begins share it.
+is confirmed before the old one is acknowledged; of two, the newer one counts. A user that may not take the lock goes
+without it: who holds the message has it alone, so the lock is needed only where there is none yet. A turn under the
+lock takes several round trips; callers that come before it begins share it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 from aiormq import spec
 
-from tenure._backends.rabbitmq.client import RESOURCE_LOCKED, Client, missing_allowed
+from tenure._backends.rabbitmq.client import ACCESS_REFUSED, RESOURCE_LOCKED, Client, missing_allowed
 from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Delivered
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost
 from tenure._backends.rabbitmq.message_format import returns_of
@@ -183,8 +184,14 @@ class RecordStore:
 
     async def _take(self, turn: _Turn) -> None:
         async with self._here:
+            connection: AmqpConnection | None = None
+            refused: ChannelLost | None = None
             try:
                 connection = await self._lock()
+            except ChannelLost as error:
+                if error.code != ACCESS_REFUSED or RECORDS_LOCK not in error.text:
+                    raise
+                refused = error  # the message with the records keeps others away, too, if it is there
             finally:
                 if self._next is turn:
                     self._next = None
@@ -193,20 +200,29 @@ class RecordStore:
                 within = min(self._client.options.timeout, LOCK_MAX / 2)  # longer than that, others must not wait
                 await asyncio.gather(*(part.prepare(within) for part in turn.parts))
                 channel, is_new = await self._opened()
-                if channel.connection is not connection:
+                if connection is not None and channel.connection is not connection:
                     raise connection.lost or ConnectionLost(0, "the connection was lost, and the lock with it")
-                await self._carry_out(turn, channel, 0.0 if is_new else EMPTY_AFTER)
+                await self._carry_out(turn, channel, 0.0 if is_new else EMPTY_AFTER, refused)
             finally:
-                unlock = spec.Queue.Delete(0, RECORDS_LOCK)
-                with suppress(AmqpError):  # then the lock has ended with the connection
-                    if channel is None or channel.lost is not None:
-                        await self._client.request(unlock)
-                    else:
-                        await channel.request(unlock)
+                if connection is not None:
+                    await self._unlock(channel)
                 if channel is not None:
                     channel.begin_close()  # what was read and not settled comes back with it
 
-    async def _carry_out(self, turn: _Turn, channel: AmqpChannel, patience: float) -> None:
+    async def _unlock(self, channel: AmqpChannel | None) -> None:
+        unlock = spec.Queue.Delete(0, RECORDS_LOCK)
+        with suppress(AmqpError):  # then the lock has ended with the connection
+            if channel is None or channel.lost is not None:
+                await self._client.request(unlock)
+            else:
+                await channel.request(unlock)
+
+    async def _carry_out(self, turn: _Turn, channel: AmqpChannel, patience: float, refused: ChannelLost | None) -> None:
+        """Read the records, and write them if they change.
+
+        Raises:
+            ChannelLost: There are none, and the lock, under which they could be made, was *refused*.
+        """
         old, records, version = await _read(channel, patience)
         read_at = self._client.home.time()
         before = _encode(records, version)
@@ -214,6 +230,8 @@ class RecordStore:
             part.carry_out(records)
         # What is given back is counted, and a policy may let the server drop what was counted too often.
         if _encode(records, version) != before or any(returns_of(one) for one in old[:1]):
+            if refused is not None and not old:
+                raise refused
             body = _encode(records, version % VERSION_MAX + 1)
             properties = Properties(delivery_mode=2, content_type="application/json", message_id=RECORDS)
             # By the other connection: a full server would stop reading this one, which has locks.
