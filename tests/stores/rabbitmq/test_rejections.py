@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import aio_pika
 import pytest
 
+import tenure
 from tenure._backends.rabbitmq import message_format
 from tenure._backends.rabbitmq.errors import Rejected
 from tenure._backends.rabbitmq.names import delay_name
@@ -18,7 +20,7 @@ from tenure._backends.rabbitmq.properties import Properties
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Abandon, Complete, GiveBack, Settled, Settlement
 from tenure.errors import ConfigError, MessageRefused, Unavailable
-from tests.servers import RabbitMQ, private
+from tests.servers import RabbitMQ, patient, private
 from tests.stores.rabbitmq.opened import complete, opened, received, until_found
 
 LARGEST = 100_000
@@ -64,6 +66,19 @@ async def sent_with_one_that_is_refused(broker: Any, name: str, refused: Outgoin
     assert refused.id not in found
     assert isinstance(error, BaseException)
     return error
+
+
+async def test_the_doctor_tells_the_largest_message_as_far_as_it_is_known(small: RabbitMQ, name: str) -> None:
+    async with tenure.connect(patient(small.url)) as backend:
+
+        async def told() -> str:
+            facts = (await backend.diagnose(write=False)).facts
+            return next(one.value for one in facts if one.name == "max_message_size")
+
+        assert re.match(r"(134,217,728|16,777,216) bytes, unless it is configured otherwise", await told())
+        with pytest.raises(MessageRefused):
+            await backend.queue(name).send(b"x" * (LARGEST + 1))
+        assert await told() == f"{LARGEST:,} bytes, as the server has told when it refused a larger message"
 
 
 async def test_a_message_too_large_for_the_server_costs_no_other(small: RabbitMQ, name: str) -> None:

@@ -15,6 +15,10 @@ OLDEST = (3, 10)
 """The first version whose quorum queues have a time to live, and dead-letter at least once."""
 
 
+BODY_MAX_BEFORE_4, BODY_MAX = 128 * 2**20, 16 * 2**20
+"""Bytes of the largest message that a server takes by default, before version 4 and from then on."""
+
+
 def version_of(text: str) -> tuple[int, ...]:
     """Return a version such as ``3.10.8`` as numbers; empty if it has another form."""
     try:
@@ -43,7 +47,16 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
             "consumer_timeout",
             f"{client.consumer_timeout:g} s, as the URL says: a handler runs for that long at most, less its lock",
         ),
+        Fact("max_message_size", _body_max(client, version)),
     ]
+
+
+def _body_max(client: Client, version: str) -> str:
+    """Return what is known of the largest body that the server takes."""
+    if client.body_max is not None:
+        return f"{client.body_max:,} bytes, as the server has told when it refused a larger message"
+    usual = BODY_MAX_BEFORE_4 if version_of(version) < (4,) else BODY_MAX
+    return f"{usual:,} bytes, unless it is configured otherwise: AMQP tells it only in the refusal of a larger message"
 
 
 async def _queues(broker: RabbitBroker) -> Fact:
