@@ -19,6 +19,7 @@ NOT_READ = ("testing/", "_demo/")
 READERS = {
     "tenure._foreign": "",
     "tenure._queue.notes": "read_",
+    "tenure._queue.note_headers": "read_",
     "tenure._queue.headers": "read_headers",
     "tenure._queue.broker": "read_settings",
 }

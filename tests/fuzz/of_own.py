@@ -22,7 +22,8 @@ from tenure._lease import HeldBy
 from tenure._partitions.plan import LAYOUT, ORDER, WEIGHT, member_of, shares
 from tenure._queue.broker import QueueSettings, read_settings
 from tenure._queue.headers import read_headers
-from tenure._queue.notes import Notes, plain_attempts, read_attempts, read_deliveries, read_failure, read_reason
+from tenure._queue.note_headers import plain_attempts, shortened
+from tenure._queue.notes import Notes, read_attempts, read_deliveries, read_failure, read_reason
 from tenure._queue.schedule_steps import Kept
 from tenure._queue.typed_kinds import key_values
 from tenure._schedule.machine import ScheduleMachine
@@ -78,7 +79,7 @@ def read_notes(given: Any) -> None:
     use_history(found.pop("rows", ()))
     found.pop("failure", None)
     for notes in use_notes(Notes(**found), found.get("deliveries", 1)):
-        for less in notes.shortened():
+        for less in shortened(notes):
             assert json.dumps(plain_attempts(less.history))
             assert read_attempts(plain_attempts(less.history)) == less.history
 

@@ -37,18 +37,16 @@ from tenure._queue.checks import COUNT_MAX, INT_MAX
 from tenure._queue.failures import MESSAGE_MAX, TRACEBACK_MAX, Failure
 from tenure._queue.headers import HEADERS_MAX, RESERVED_NAMES, RESERVED_PREFIXES, checked_headers, read_headers
 from tenure._queue.message import HISTORY_MAX, Attempt, Death
-from tenure._queue.notes import (
+from tenure._queue.note_headers import (
     NOTED,
-    Notes,
     fields_of,
+    noted_death,
     plain_attempts,
-    read_attempts,
-    read_deliveries,
-    read_failure,
     read_fields,
-    read_history,
-    read_reason,
+    shortened,
+    written_to_fit,
 )
+from tenure._queue.notes import Notes, read_attempts, read_deliveries, read_failure, read_history, read_reason
 from tenure._queue.outgoing import Outgoing, checked
 from tenure.errors import ConfigError, MessageRefused
 
@@ -179,7 +177,7 @@ def test_what_was_dropped_for_want_of_room_does_not_come_back(step: int) -> None
             notes = notes.with_expired_attempts(number - 1, float(number - 1))
             notes = notes.with_attempt(Attempt(number, float(number), outcome, error))
         if number == 4:
-            notes = list(notes.shortened())[step]
+            notes = list(shortened(notes))[step]
     numbers = [one.number for one in notes.history[notes.before :]]
     assert numbers == list(range(8 - len(numbers), 8)), "the newest"
     assert [(one.at, one.outcome) for one in notes.history[notes.before :]] == [
@@ -237,21 +235,21 @@ def test_the_texts_of_an_exception_are_cut() -> None:
 def test_notes_are_shortened_step_by_step() -> None:
     error = Failure("E", "m" * 1_000, "t" * 1_000)
     full = Notes(history=tuple(Attempt(n, 1.0, "abandoned", error) for n in range(1, 6)), before=3, error=error)
-    sizes = [len(repr(one)) for one in full.shortened()]
+    sizes = [len(repr(one)) for one in shortened(full)]
     assert sizes == sorted(sizes, reverse=True)
-    assert [one.before for one in full.shortened()] == [3, 3, 1, 0, 0, 0, 0]
-    assert [len(one.history) for one in full.shortened()] == [5, 5, 3, 1, 1, 0, 0]
+    assert [one.before for one in shortened(full)] == [3, 3, 1, 0, 0, 0, 0]
+    assert [len(one.history) for one in shortened(full)] == [5, 5, 3, 1, 1, 0, 0]
 
 
 def test_as_much_of_the_notes_is_written_as_fits() -> None:
     error = Failure("E", "m" * 1_000, "t" * 1_000)
     full = Notes(history=tuple(Attempt(n, 1.0, "abandoned", error) for n in range(1, 6)), error=error)
-    sizes = [len(repr(one)) for one in full.shortened()]
-    for size, written in zip(sizes, map(repr, full.shortened()), strict=True):
-        found = full.written(repr, lambda one, size=size: len(one) <= size)  # type: ignore[misc]
+    sizes = [len(repr(one)) for one in shortened(full)]
+    for size, written in zip(sizes, map(repr, shortened(full)), strict=True):
+        found = written_to_fit(full, repr, lambda one, size=size: len(one) <= size)  # type: ignore[misc]
         assert found is not None
         assert len(found) == len(written)
-    assert full.written(repr, lambda one: len(one) < sizes[-1]) is None
+    assert written_to_fit(full, repr, lambda one: len(one) < sizes[-1]) is None
 
 
 def test_notes_survive_as_fields_and_what_is_unreadable_of_them_hides_no_other() -> None:
@@ -267,8 +265,8 @@ def test_notes_survive_as_fields_and_what_is_unreadable_of_them_hides_no_other()
 
 
 def test_a_death_that_is_not_noted_is_shown_all_the_same() -> None:
-    assert Notes().death(7.0) == Death("unknown", "", 7.0)
-    assert Notes().dead("bad", "very", 2, 3.0).death(7.0) == Death("bad", "very", 3.0)
+    assert noted_death(Notes(), 7.0) == Death("unknown", "", 7.0)
+    assert noted_death(Notes().dead("bad", "very", 2, 3.0), 7.0) == Death("bad", "very", 3.0)
 
 
 # --- headers and settings ----------------------------------------------------------------------------------------

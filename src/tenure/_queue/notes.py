@@ -6,26 +6,18 @@ the newest attempts are kept, and of what is unreadable, only that is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self, TypeVar, get_args
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self, get_args
 
 from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, read_json, read_or, seconds
-from tenure._queue.checks import COUNT_MAX, INT_MAX
+from tenure._queue.checks import COUNT_MAX
 from tenure._queue.failures import MESSAGE_MAX, TRACEBACK_MAX, Failure
 from tenure._queue.message import HISTORY_MAX, Attempt, Death, Outcome, newest_error
 from tenure._queue.verdicts import DESCRIPTION_MAX
 
-W = TypeVar("W")
-
 HISTORY_JSON_MAX = 2**23
 """The longest JSON of a history that is read: fifty attempts with their errors and tracebacks take less."""
-
-SEQUENCE_MAX = INT_MAX - COUNT_MAX
-"""The highest sequence that is read: of equal ones, each is counted up from it (see ``Receipts.add``)."""
-
-UNKNOWN = "unknown"
-"""The reason of a dead letter from another program."""
 
 UNREADABLE = "unreadable"
 """The reason of a dead letter that has none which can be read, although the store keeps one of each."""
@@ -79,10 +71,6 @@ class Notes:
             error=error or newest_error(self.history) or self.error,
         )
 
-    def death(self, since: float) -> Death:
-        """Return how it died; *since* is when it was there at the latest, if its death is not noted."""
-        return Death(self.reason or UNKNOWN, self.description, self.dead_at or since, self.error, self.history)
-
     def redriven(self) -> Self:
         """Return the notes of it as a message with all deliveries left. Its history is kept, as that from before."""
         return replace(
@@ -95,35 +83,6 @@ class Notes:
             error=None,
         )
 
-    def shortened(self) -> Iterator[Self]:
-        """Yield the notes in full, then with ever less of the history, errors and description."""
-        yield self
-        brief = tuple(replace(one, error=_shortened(one.error)) for one in self.history)
-        yield replace(self, history=brief)
-        fewer = self._with_newest(brief[-3:])
-        yield replace(fewer, error=_shortened(self.error))
-        # Without its newest attempt, all before it would count as missing.
-        least = self._with_newest(tuple(replace(one, error=None) for one in brief[-1:]))
-        yield replace(least, error=_shortened(self.error))
-        yield replace(least, error=None, description=self.description[:200])
-        yield replace(self, history=(), before=0, error=None, description=self.description[:200])
-        yield replace(self, history=(), before=0, error=None, description="")
-
-    def written(self, write: Callable[[Self], W], fits: Callable[[W], bool]) -> W | None:
-        """Return what *write* makes of as much of the notes as *fits*; None if not even the least of them does."""
-        for less in self.shortened():
-            if fits(found := write(less)):
-                return found
-        return None
-
-    def _with_newest(self, history: tuple[Attempt, ...]) -> Self:
-        """Return the notes with no more than the end of their history."""
-        return replace(self, history=history, before=max(0, self.before - (len(self.history) - len(history))))
-
-
-def _shortened(error: Failure | None) -> Failure | None:
-    return None if error is None else Failure(error.type, error.message[:500])
-
 
 # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -131,11 +90,6 @@ def _shortened(error: Failure | None) -> Failure | None:
 def read_deliveries(value: object) -> int:
     """Return a delivery count; one that no store counts to is the highest that is counted."""
     return min(a_count(value), COUNT_MAX)
-
-
-def read_sequence(value: object) -> int:
-    """Return the sequence of a message in its queue."""
-    return a_count(value, most=SEQUENCE_MAX)
 
 
 def read_reason(value: object) -> str:
@@ -213,11 +167,6 @@ def read_death(reason: object, description: object, at: float, history: tuple[At
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-def plain_attempts(history: tuple[Attempt, ...]) -> list[dict[str, Any]]:
-    """Return a history as objects that JSON takes."""
-    return [asdict(one) for one in history]
-
-
 def rows_of(history: Iterable[Attempt]) -> list[tuple[object, ...]]:
     """Return a history as rows ``[number, at, outcome, error]`` that JSON takes."""
     return [(one.number, one.at, one.outcome, row_of(one.error)) for one in history]
@@ -226,43 +175,3 @@ def rows_of(history: Iterable[Attempt]) -> list[tuple[object, ...]]:
 def row_of(error: Failure | None) -> tuple[str, str, str] | None:
     """Return an exception as a row ``[type, message, traceback]``; None for none."""
     return None if error is None else (error.type, error.message, error.traceback)
-
-
-# --- as the fields of an object ----------------------------------------------------------------------------------
-
-Reader = Callable[[Any], Any]
-
-NOTED: Mapping[str, Reader] = {
-    "deliveries": read_deliveries,
-    "history": read_attempts,
-    "before": read_deliveries,
-    "reason": read_reason,
-    "description": read_reason,
-    "dead_at": seconds,
-    "error": read_failure,
-}
-"""By note: what reads it."""
-
-
-def read_fields(said: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """Return the notes in an object, each read by its reader; those that are unreadable are left out."""
-    found: dict[str, Any] = {}
-    for name, read in readers.items():
-        one = read_or(read, said.get(name), None)
-        if one is not None:
-            found[name] = one
-    if "before" in found:
-        found["before"] = read_history(said.get("history"), found["before"])[1]
-    return found
-
-
-def fields_of(notes: Notes, nothing: Notes) -> dict[str, Any]:
-    """Return what *notes* say and *nothing* does not, as the fields of an object that JSON takes."""
-    given = ((one.name, getattr(notes, one.name)) for one in fields(notes))
-    return {name: _plain(value) for name, value in given if value != getattr(nothing, name)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Failure):
-        return asdict(value)
-    return plain_attempts(value) if isinstance(value, tuple) else value

@@ -54,7 +54,7 @@ from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Selection
 from tenure._queue.checks import COUNT_MAX
 from tenure._queue.headers import HEADERS_MAX
 from tenure._queue.message import HISTORY_MAX, Delivery, Stats
-from tenure._queue.notes import SEQUENCE_MAX
+from tenure._queue.note_headers import SEQUENCE_MAX
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, DeadLetter, Renewed, Settled, Settlement
 from tenure._url import Url

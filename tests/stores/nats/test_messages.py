@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tenure._queue.delivery_ends import noted
 from tenure._queue.failures import Failure
 from tenure._queue.message import Attempt
-from tenure._queue.notes import SEQUENCE_MAX
+from tenure._queue.note_headers import SEQUENCE_MAX
 
 pytest.importorskip("nats")
 

@@ -54,7 +54,7 @@ from tenure._queue.failures import Failure
 from tenure._queue.headers import checked_headers
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import HISTORY_MAX, Attempt
-from tenure._queue.notes import SEQUENCE_MAX
+from tenure._queue.note_headers import SEQUENCE_MAX
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import GIVE_BACK, Abandon, DeadLetter, Settled, Settlement
 from tenure.errors import ConfigError, MessageRefused, Unavailable

@@ -35,7 +35,7 @@ from tenure._queue.broker import EVERYTHING, Selection
 from tenure._queue.delivery_ends import Outcome
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Died
-from tenure._queue.notes import UNKNOWN
+from tenure._queue.note_headers import UNKNOWN
 from tenure._queue.verdicts import LAPSED, Lapsed, Settled
 from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable

@@ -32,16 +32,8 @@ from tenure._foreign import Unreadable, a_count, a_flag, a_list, read_object, se
 from tenure._queue.checks import read_id, read_name
 from tenure._queue.headers import read_headers
 from tenure._queue.message import NO_HEADERS, Attempt, Headers
-from tenure._queue.notes import (
-    NOTED,
-    Notes,
-    Reader,
-    fields_of,
-    read_attempts,
-    read_deliveries,
-    read_fields,
-    read_reason,
-)
+from tenure._queue.note_headers import NOTED, Reader, fields_of, read_fields, written_to_fit
+from tenure._queue.notes import Notes, read_attempts, read_deliveries, read_reason
 
 TEXT_MAX = 65_536
 """The longest text that Azure allows, in bytes."""
@@ -80,13 +72,13 @@ def encode(body: bytes, properties: Properties) -> str:
 
 def encode_to_fit(text: str, body: bytes, properties: Properties) -> str | None:
     """Return *text*, which contains *body*, with as many of the properties as fit; None if there is no room."""
-    encoded = properties.written(partial(encode, body), lambda one: len(one) <= TEXT_MAX)
+    encoded = written_to_fit(properties, partial(encode, body), lambda one: len(one) <= TEXT_MAX)
     if encoded is not None:
         return encoded
     if not text.encode().startswith(body):
         return None  # it is base64, and other clients must be able to read it
     room = TEXT_MAX - len(body) - len(_LAST_LINE)
-    json_text = properties.written(_to_json, lambda one: 0 < len(one) <= room)
+    json_text = written_to_fit(properties, _to_json, lambda one: 0 < len(one) <= room)
     return None if json_text is None else body.decode() + _LAST_LINE + json_text
 
 

@@ -22,6 +22,7 @@ from tenure._queue.message import (
     dead_message_of,
     live_message_of,
 )
+from tenure._queue.note_headers import noted_death
 from tenure._queue.receipts import Held
 
 Key: TypeAlias = tuple[int, str, bytes, str]
@@ -187,7 +188,7 @@ def delivery_of(queue: str, one: FoundMessage, token: str = "", locked_until: fl
 
 
 def death_of(one: FoundMessage) -> Death:
-    return one.properties.death(one.enqueued_at)
+    return noted_death(one.properties, one.enqueued_at)
 
 
 def dead_message(queue: str, one: FoundMessage) -> DeadMessage:

@@ -27,7 +27,8 @@ from tenure._foreign import a_text, read_json, read_object, read_or, seconds
 from tenure._queue.checks import TEXT_MAX, read_id, read_name
 from tenure._queue.headers import HEADERS_JSON_MAX, is_reserved, read_headers
 from tenure._queue.message import NO_HEADERS, Headers
-from tenure._queue.notes import HISTORY_JSON_MAX, NOTED, Notes, Reader, fields_of, read_fields, read_sequence
+from tenure._queue.note_headers import NOTED, Reader, fields_of, read_fields, read_sequence, shortened
+from tenure._queue.notes import HISTORY_JSON_MAX, Notes
 from tenure._queue.outgoing import Outgoing
 
 NATIVE_ID = "Nats-Msg-Id"
@@ -173,7 +174,7 @@ def encode_to_fit(properties: Properties, body: bytes, most: int) -> dict[str, s
         TooLarge: The least of it does not fit beside *body*.
     """
     headers = 0
-    for less in properties.state.shortened():
+    for less in shortened(properties.state):
         encoded = encode(replace(properties, state=less))
         headers = size_of(encoded) + ADDED
         if headers <= HEADERS_MAX and headers + len(body) <= most:

@@ -37,6 +37,7 @@ from tenure._queue.message import (
     dead_message_of,
     live_message_of,
 )
+from tenure._queue.note_headers import noted_death
 from tenure._queue.verdicts import Settled
 
 _RECEIPT = re.compile(
@@ -182,7 +183,7 @@ def _delivery(found: Found, token: Token, count: int, locked_until: float, death
 
 def death_of(found: Found) -> Death:
     """Return why a dead letter died."""
-    return found.state.death(found.stored_at)
+    return noted_death(found.state, found.stored_at)
 
 
 def dead_message(home: str, found: Found) -> DeadMessage:

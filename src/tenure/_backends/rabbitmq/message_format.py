@@ -41,17 +41,16 @@ from tenure._queue.message import (
     Headers,
     exhausted_description,
 )
-from tenure._queue.notes import (
+from tenure._queue.note_headers import (
     SEQUENCE_MAX,
     UNKNOWN,
-    Notes,
+    noted_death,
     plain_attempts,
-    read_deliveries,
-    read_failure,
-    read_history_text,
-    read_reason,
     read_sequence,
+    shortened,
+    written_to_fit,
 )
+from tenure._queue.notes import Notes, read_deliveries, read_failure, read_history_text, read_reason
 from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
 from tenure.errors import ConfigError
 
@@ -284,8 +283,8 @@ def _headers_of(facts: Facts) -> dict[str, Any]:
 
 def _told_in(facts: Facts, room: int) -> dict[str, Any]:
     """Return what is told of deliveries and of a death, or as much of it as has *room*; the least of it in any case."""
-    told = facts.written(_told, lambda one: sum(len(str(value).encode()) for value in one.values()) <= room)
-    return _told([*facts.shortened()][-1]) if told is None else told
+    told = written_to_fit(facts, _told, lambda one: sum(len(str(value).encode()) for value in one.values()) <= room)
+    return _told([*shortened(facts)][-1]) if told is None else told
 
 
 def _told(facts: Facts) -> dict[str, Any]:
@@ -448,7 +447,7 @@ def delivery_of(found: FoundMessage, token: str, locked_until: float) -> Deliver
 
 def death_of(facts: Facts) -> Death:
     """Return the death of a dead letter."""
-    return facts.death(facts.sent_at)
+    return noted_death(facts, facts.sent_at)
 
 
 def shown_headers(properties: Properties) -> Headers:
