@@ -76,6 +76,8 @@ class QueueContext:
     nothing, not even for those that hold."""
     _declared_in: int | None = None
     """The generation of the queue in which they were declared; None if it was not used yet."""
+    _declared_mark: Hashable | None = None
+    """What the broker has noted of that generation."""
     _check_at: float = math.inf
     """When to ask whether they still are, where answers don't show that."""
     purge_at: float = 0.0
@@ -156,10 +158,11 @@ class QueueContext:
 
         In the others, a program that runs goes on, also if another setting was declared since.
         """
-        generation = self.broker.generations.of(self.name)
-        if generation != self._declared_in:
+        generations = self.broker.generations
+        mark = generations.mark_of(self.name)
+        if self._declared_in is None or mark != self._declared_mark:
             check_expected(self.name, expected, holds)
-            self._declared_in = generation
+        self._declared_in, self._declared_mark = generations.of(self.name), mark
 
     async def stay_ready(self) -> None:
         """Declare the expected settings again if the answer that has just come shows that the queue was made anew.

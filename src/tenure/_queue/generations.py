@@ -27,7 +27,7 @@ class Generations:
         self._followed: frozenset[str] = frozenset()
 
     def of(self, queue: str) -> int:
-        """Return a number that has risen if *queue* was seen made anew, or gone, since this was last asked."""
+        """Return a number that has risen if *queue* was seen made anew, or missing, since this was last asked."""
         return self._counts.get(queue, 0)
 
     def note(self, queue: str, mark: Hashable | None) -> None:
@@ -39,8 +39,12 @@ class Generations:
             self._marks[queue] = mark
             self.rise(queue)
 
+    def mark_of(self, queue: str) -> Hashable | None:
+        """Return the mark of *queue* that was noted last."""
+        return self._marks.get(queue)
+
     def rise(self, queue: str) -> None:
-        """Note that *queue* is not there, or was made just now."""
+        """Note that *queue* seems not to be there, or was made just now: its next mark may be another one."""
         self._counts[queue] = self._counts.get(queue, 0) + 1
 
     def follow(self, queue: str) -> None:
