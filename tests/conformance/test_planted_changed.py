@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tenure._backends.memory import MemoryBroker
+from tenure._backends.memory.messages import StoredQueue
 from tenure._queue.broker import QueueOptions, QueueSettings
 from tenure._queue.generations import Generations
 from tenure.testing._conformance.queues.changed import ChangeTests
@@ -80,3 +83,25 @@ BUGS: list[tuple[type[MemoryBroker], str]] = [
 @pytest.mark.parametrize(("plant", "finder"), BUGS)
 def test_a_planted_broker_is_found(plant: type[MemoryBroker], finder: str) -> None:
     assert failing_tests(queues_with(plant), ChangeTests, is_meant=lambda test: test == finder, in_real_time=True)
+
+
+def forgets_all(queue: StoredQueue) -> None:
+    queue.settings = QueueSettings()
+    queue.declared.clear()
+
+
+def forgets_one(queue: StoredQueue) -> None:
+    queue.settings = replace(queue.settings, max_deliveries=10)
+    queue.declared.discard("max_deliveries")
+
+
+@pytest.mark.parametrize("remove", [forgets_all, forgets_one])
+def test_a_planted_removal_that_no_answer_shows_is_found(remove: Callable[[StoredQueue], None]) -> None:
+    class Edited(queues_with(MemoryBroker)):  # type: ignore[misc]
+        edits = ("forget",)
+
+        async def edit(self, queue: str, how: str) -> None:
+            remove(self._memory.queues[queue])
+
+    finder = "test_an_edit_by_an_administrator_is_repaired"
+    assert failing_tests(Edited, ChangeTests, is_meant=lambda test: test == finder, in_real_time=True)
