@@ -47,6 +47,7 @@ PLANTS = {
     "tests/conformance/test_planted_live.py": "brokers: messages that are shown and purged",
     "tests/conformance/test_planted_locks.py": "brokers and consumers: the end of a lock",
     "tests/conformance/test_planted_late.py": "stores that carry out a request late",
+    "tests/conformance/test_planted_kills.py": "brokers whose client is killed between two steps",
     "tests/conformance/test_planted_slow.py": "stores, and clients, that count from a slow answer",
     "tests/conformance/test_planted_away.py": "stores after an outage",
     "tests/conformance/test_planted_hints.py": "clients whose connection was cut",

@@ -56,8 +56,8 @@ QUEUES_ONLY = frozenset({"Rabbit", "ServiceBus"})
 """Stores without elections."""
 CALLED = {"Redis": ("Redis", "Cluster")}
 
-LEASE_KINDS = frozenset(get_args(Fault)) - {"slow"}
-"""A slow link is tried with messages, of which there are many."""
+LEASE_KINDS = frozenset(get_args(Fault)) - {"slow", "kill"}
+"""A slow link is tried with messages, of which there are many; a kill with what takes several steps."""
 QUEUE_KINDS = frozenset(get_args(Fault)) - {"cut_one"}
 """The failure of one of several queues is tried in tests/stores, on Redis Cluster and Azure."""
 
@@ -70,6 +70,7 @@ NOT_ON = {
     },
     "Sqlite": {
         "cut_one": "one file holds all leases",
+        "kill": "each verb is one transaction; its processes are killed in tests/process",
         "slow": "there is no link",
     },
     "Etcd": {

@@ -13,6 +13,7 @@
         proxy.refuse()  # new connections are reset at once
         proxy.redirect("127.0.0.1", 6380)  # new connections go to another server, as after a change of DNS
         proxy.heal()  # data that was held back is sent on
+        kill(proxy, after=3)  # the client's first three writes get through, and then none, as if it was killed
         async with late(proxy) as give_up:
             await give_up(store.renew(grants, ttl))  # the caller gives up; after the block, the server gets it
         async with hold(proxy) as begin:
@@ -26,14 +27,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal
 
 from tenure._runtime.tasks import Tasks
 
-__all__ = ["Begin", "Direction", "FaultProxy", "Loss", "hold", "late"]
+__all__ = ["Begin", "Direction", "FaultProxy", "Kill", "Loss", "hold", "kill", "late"]
 
 Direction = Literal["up", "down"]
 """``up`` is from the client to the server, ``down`` from the server to the client."""
@@ -72,6 +73,8 @@ class FaultProxy:
         """Set when data has come that is held back by ``stall``."""
         self.stall_answer_to: Callable[[bytes], bool] | None = None
         """Which data of clients is the request whose answer is held back, with all after it."""
+        self.killing: Kill | None = None
+        """The kill of the client that is to come."""
         self.is_noise: Callable[[bytes], bool] = _never
         """Which data is sent by itself, as a ping: it is neither a request nor an answer that is held back."""
         self.host: str = "127.0.0.1"
@@ -138,6 +141,12 @@ class FaultProxy:
     def refuse(self) -> None:
         """Reset new connections at once; existing ones are not changed."""
         self._refusing = True
+
+    def abandon(self) -> None:
+        """End every connection as the kill of the client does: what it has sent before goes on to the server."""
+        self.refuse()
+        for connection in list(self._connections):
+            connection.abandon()
 
     def redirect(self, host: str, port: int) -> None:
         """Let new connections go to another server. Existing ones are not changed, and ``heal`` does not undo this."""
@@ -227,6 +236,7 @@ class _Connection:
         self._loss: tuple[int, Loss] | None = None
         self._not_losing = asyncio.Event()
         self._broken = False
+        self._is_abandoned = False
         self._pumps: list[asyncio.Task[None]] = []
         self._released = asyncio.Event()
         self._released.set()
@@ -268,7 +278,7 @@ class _Connection:
                 pump.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
             for _, writer in (self._client, self._server):
-                if self._broken:
+                if self._broken and not (self._is_abandoned and writer is self._server[1]):
                     _reset(writer)
                 writer.close()
                 with suppress(OSError):
@@ -279,6 +289,13 @@ class _Connection:
         self._broken = True
         for _, writer in (self._client, self._server):
             _reset(writer)
+        for pump in self._pumps:
+            pump.cancel()
+
+    def abandon(self) -> None:
+        """Reset the client's side; the server gets what was sent to it, and the end of the connection."""
+        self._broken = self._is_abandoned = True
+        _reset(self._client[1])
         for pump in self._pumps:
             pump.cancel()
 
@@ -311,6 +328,8 @@ class _Connection:
             await self._proxy.flowing[direction].wait()
             if direction == "up":
                 await self._hold_if_requested(data)
+                if data and self._proxy.killing is not None and not self._proxy.killing.lets_through():
+                    await asyncio.sleep(0)  # this task is cancelled here
             if not data:
                 if sink.can_write_eof():
                     sink.write_eof()
@@ -344,6 +363,35 @@ class _Connection:
                 await asyncio.sleep(0)  # this task is cancelled here
             await self._not_losing.wait()
         return rest
+
+
+class Kill:
+    """The kill of a client after so many of its writes: nothing that it sends then arrives, and it can't connect."""
+
+    def __init__(self, proxies: Sequence[FaultProxy], after: int) -> None:
+        self._proxies = proxies
+        self._left = after
+        self.has_happened = False
+        """Whether the client has tried to send more than it could."""
+
+    def lets_through(self) -> bool:
+        """Return whether another write still reaches the server; if not, end all connections."""
+        self._left -= 1
+        if self._left >= 0:
+            return True
+        if not self.has_happened:
+            self.has_happened = True
+            for proxy in self._proxies:
+                proxy.abandon()
+        return False
+
+
+def kill(*proxies: FaultProxy, after: int) -> Kill:
+    """Let *after* more writes of the client of *proxies* through, and then no more, as if it was killed."""
+    killing = Kill(proxies, after)
+    for proxy in proxies:
+        proxy.killing = killing
+    return killing
 
 
 @asynccontextmanager

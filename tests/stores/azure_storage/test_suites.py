@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 from azure.storage.blob.aio import BlobLeaseClient, BlobServiceClient
@@ -38,7 +38,7 @@ from tenure.testing.conformance import (
     ShortUseSuite,
     StoredAgainSuite,
 )
-from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, Kill, hold, kill, late
 from tests.servers import Azurite, shared
 from tests.servers.gate import HttpGate, Refusal
 
@@ -268,7 +268,8 @@ class AzureQueueHarness(QueueHarness):
     uses = 40
     receives_in_order = False  # those of one call are sent side by side
     backlog = 50  # each is a request of its own
-    faults = frozenset({"lose_answer", "cut", "late", "hold"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "kill"})
+    copies_after_kill: ClassVar[Mapping[str, int]] = {"redrive": 5}  # see docs/azure.md
 
     async def start(self) -> None:
         self._server = shared(Azurite, turnable=True)
@@ -317,6 +318,9 @@ class AzureQueueHarness(QueueHarness):
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         return self._ways[broker].cut()
+
+    def kill(self, broker: Broker, after: int) -> Kill:
+        return kill(*self._ways[broker].proxies, after=after)
 
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
         return late(*self._ways[broker].proxies)

@@ -26,7 +26,7 @@ from tenure.testing.conformance import (
     ShortUseSuite,
     StoredAgainSuite,
 )
-from tenure.testing.faultproxy import Begin, Direction
+from tenure.testing.faultproxy import Begin, Direction, Kill
 
 
 class OldClock(ManualClock):
@@ -96,7 +96,7 @@ class MemoryQueueHarness(QueueHarness):
     is_exact = True
     counts_bytes = True
     traits = QUEUE_TRAITS
-    faults = frozenset({"lose_answer", "cut", "late", "hold"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "kill"})
     uses = 1_000
 
     def __init__(self) -> None:
@@ -128,6 +128,10 @@ class MemoryQueueHarness(QueueHarness):
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, FaultyBroker)
         return broker.cut()
+
+    def kill(self, broker: Broker, after: int) -> Kill:
+        assert isinstance(broker, FaultyBroker)
+        return broker.kill(after)
 
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
         assert isinstance(broker, FaultyBroker)

@@ -36,7 +36,7 @@ from tests.stores.nats.test_queue_suites import PATIENCE, NatsQueueHarness, Way
 class NatsClusterQueueHarness(NatsQueueHarness):
     lock = 15.0 if CAN_TURN else 3.0  # clocks of a cluster are turned in steps
     lock_in_rounds = 30.0 if CAN_TURN else None
-    faults = NatsQueueHarness.faults - {"hold"}  # so short a lock may be over on a busy machine
+    faults = NatsQueueHarness.faults - {"hold", "kill"}  # so short a lock may be over on a busy machine; each is real
     backlog = 60  # of which each message is written several times, one after another
     foreign = ()  # one server shows it
     patience: ClassVar[float] = PATIENCE

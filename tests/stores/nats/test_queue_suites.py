@@ -38,7 +38,7 @@ from tenure.testing.conformance import (
     ShortUseSuite,
     StoredAgainSuite,
 )
-from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, Kill, hold, kill, late
 from tests.clocks import TurnedClock
 from tests.servers import Nats, NatsCluster, shared
 from tests.servers.nats import PINGS
@@ -124,7 +124,8 @@ class NatsQueueHarness(QueueHarness):
     long = 3.0
     uses = 60
     backlog = 300
-    faults = frozenset({"lose_answer", "cut", "late", "hold"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "kill"})
+    copies_after_kill: ClassVar[Mapping[str, int]] = {"redrive": 1}  # see docs/nats.md
     any_client_settles = False
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""
@@ -221,6 +222,9 @@ class NatsQueueHarness(QueueHarness):
             yield
         finally:
             proxy.heal()
+
+    def kill(self, broker: Broker, after: int) -> Kill:
+        return kill(self._ways[broker].proxy, after=after)
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, FaultyBroker)

@@ -38,7 +38,7 @@ from tenure.testing.conformance import (
     ShortUseSuite,
     StoredAgainSuite,
 )
-from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, Kill, hold, kill, late
 from tests.servers import Postgres, shared
 from tests.stores.postgres.migrated import migrated
 
@@ -79,6 +79,9 @@ class PostgresSetup:
         await self.close()
         self.server.kill()
         self.server.start()
+
+    def kill(self, port: object, after: int) -> Kill:
+        return kill(self._proxies[id(port)], after=after)
 
     @asynccontextmanager
     async def lose_answer(self, port: object) -> AsyncIterator[None]:
@@ -365,13 +368,16 @@ class PostgresQueueHarness(QueueHarness):
 
 class SeveredQueueHarness(PostgresQueueHarness):
     behind_proxy = True
-    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
+    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart", "kill"})
 
     async def restart(self) -> None:
         await self._setup.restart()
 
     def away(self) -> AbstractAsyncContextManager[None]:
         return self._setup.away()
+
+    def kill(self, broker: Broker, after: int) -> Kill:
+        return self._setup.kill(broker, after)
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         return self._setup.lose_answer(broker)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, ClassVar, cast
@@ -20,6 +20,7 @@ import pytest
 from tenure._backends import rabbitmq
 from tenure._backends.rabbitmq.names import amqp_name, dead_letters_name
 from tenure._backends.rabbitmq.queue import QUEUE_TRAITS
+from tenure._backends.rabbitmq.receiving import AT_ONCE
 from tenure._queue.broker import Broker
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.outgoing import Outgoing
@@ -40,7 +41,7 @@ from tenure.testing.conformance import (
     ShortUseSuite,
     StoredAgainSuite,
 )
-from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, Kill, hold, kill
 from tests.clocks import ring_alarms
 from tests.durations import ANSWERED_WITHIN
 from tests.servers import RabbitMQ, shared
@@ -238,7 +239,13 @@ class FaultyRabbitHarness(RabbitQueueHarness):
     """With faults of the connection, of rights, and of the server."""
 
     options = (("loopback_users", "none"),)  # as by default; but no other test uses such a server: it is killed
-    faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart", "kill"})
+    copies_after_kill: ClassVar[Mapping[str, int]] = {
+        "give back": AT_ONCE,
+        "abandon": 5,
+        "dead-letter": 5,
+        "redrive": 5,
+    }  # see docs/rabbitmq.md
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, FaultyBroker)
@@ -253,6 +260,9 @@ class FaultyRabbitHarness(RabbitQueueHarness):
             yield
         finally:
             proxy.heal()
+
+    def kill(self, broker: Broker, after: int) -> Kill:
+        return kill(self._proxies[id(broker)], after=after)
 
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
         # Held back before it is sent: on one connection, no request can overtake another.

@@ -29,7 +29,7 @@ from tenure.testing.conformance import (
     ShortUseSuite,
     StoredAgainSuite,
 )
-from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, Kill, hold, kill, late
 from tests.durations import ANSWERED_WITHIN
 from tests.servers import Redis, shared
 
@@ -170,7 +170,7 @@ class RedisQueueHarness(RedisSetup, QueueHarness):
     uses = 100
     foreign = tuple(MESSAGE_EDITS)
     edits = ("delete", "forget")
-    faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart", "kill"})
 
     async def open(self) -> Broker:
         return (await self.backend()).broker
@@ -180,6 +180,9 @@ class RedisQueueHarness(RedisSetup, QueueHarness):
             connections = (await client.info("clients"))["connected_clients"]
             channels = len(await client.pubsub_channels()) + await client.pubsub_numpat()
             return {"connections": connections, "channels": channels, "keys": await client.dbsize()}
+
+    def kill(self, broker: Broker, after: int) -> Kill:
+        return kill(self._proxies[id(broker)], after=after)
 
     async def write_foreign(self, queue: str, how: str) -> None:
         broker, body = self._backends[0].broker, f"foreign: {how}".encode()

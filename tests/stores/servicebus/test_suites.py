@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from proton import char, decimal32, timestamp, ulong
@@ -37,7 +37,7 @@ from tenure.testing.conformance import (
     ShortUseSuite,
     StoredAgainSuite,
 )
-from tenure.testing.faultproxy import FaultProxy
+from tenure.testing.faultproxy import FaultProxy, Kill, kill
 from tests.durations import until
 from tests.servers import ServiceBus, private, shared
 from tests.servers.servicebus import NAMESPACE
@@ -144,7 +144,8 @@ class ServiceBusHarness(QueueHarness):
     lock = 30.0  # that of a queue that is created without settings
     uses = 30
     backlog = 300
-    faults = frozenset({"lose_answer", "cut", "late"})
+    faults = frozenset({"lose_answer", "cut", "late", "kill"})
+    copies_after_kill: ClassVar[Mapping[str, int]] = {"redrive": 5}  # see docs/servicebus.md
     any_client_settles = False
 
     async def start(self) -> None:
@@ -212,6 +213,10 @@ class ServiceBusHarness(QueueHarness):
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, FaultyBroker)
         return broker.lose_answer()
+
+    def kill(self, broker: Broker, after: int) -> Kill:
+        way = self._ways[broker]
+        return kill(way.amqp, way.admin, after=after)
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         return self._ways[broker].cut()

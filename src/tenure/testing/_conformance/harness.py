@@ -17,13 +17,13 @@ from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, N
 from tenure._queue.broker import Broker, Claim, PushingBroker, QueueTraits
 from tenure.errors import Unavailable
 from tenure.testing._conformance.cost import Scale
-from tenure.testing.faultproxy import Begin, Direction, begun
+from tenure.testing.faultproxy import Begin, Direction, Kill, begun
 
 T = TypeVar("T")
 
 LATE = 1.05  # by which share longer than a ttl to wait before it is surely over
 
-Fault = Literal["lose_answer", "cut", "cut_one", "late", "hold", "away", "restart", "full", "slow"]
+Fault = Literal["lose_answer", "cut", "cut_one", "late", "hold", "away", "restart", "full", "slow", "kill"]
 """What a harness can do to the connection or the store."""
 
 GiveUp = Callable[[Awaitable[object]], Awaitable[None]]
@@ -357,6 +357,8 @@ class QueueHarness(ABC):
     """Whether a claim ends with the body that brings it to ``CLAIM_BYTES``."""
     slack: ClassVar[int] = 0
     """The bytes of messages that a full broker may still accept, from a reserve."""
+    copies_after_kill: ClassVar[Mapping[str, int]] = {}
+    """By its act: how many of five messages may be there twice, by the store's page, if a client is killed in it."""
     drains_when_full: ClassVar[bool] = True
     """Whether a full broker still delivers and settles its messages; else it may refuse, and change nothing."""
     any_client_settles: ClassVar[bool] = True
@@ -457,6 +459,10 @@ class QueueHarness(ABC):
         """Inside the block, the storage can't grow."""
         raise NotImplementedError
 
+    def kill(self, broker: Broker, after: int) -> Kill:
+        """Let *after* more writes of *broker* reach the store, and then nothing, as if its process was killed."""
+        raise NotImplementedError
+
     def slow(self, broker: Broker, round_trip: float) -> AbstractAsyncContextManager[None]:
         """Inside the block, each request of *broker* and its answer take so many seconds together."""
         raise NotImplementedError
@@ -476,6 +482,12 @@ class FaultyBroker(_FaultyConnection):
     def __init__(self, broker: Broker) -> None:
         super().__init__()
         self._wrapped = broker
+        self._killing: Kill | None = None
+
+    def kill(self, after: int) -> Kill:
+        """Let requests take *after* more steps of the loop, and then none, as if the process was killed."""
+        self._killing = Kill((), after)
+        return self._killing
 
     @classmethod
     def around(cls, broker: Broker) -> Broker:
@@ -496,6 +508,17 @@ class FaultyBroker(_FaultyConnection):
         await self._held.hold()
         await self._pass("up")
         self._before_request()
-        answer = await request(*args, **options)
+        answer = await (request(*args, **options) if self._killing is None else self._step(request(*args, **options)))
         await self._before_answer()
         return answer
+
+    async def _step(self, request: Awaitable[T]) -> T:
+        """Let *request* go on step by step, until it has its answer or is killed."""
+        assert self._killing is not None
+        asking = asyncio.ensure_future(request)
+        while not asking.done():
+            if not self._killing.lets_through():
+                asking.cancel()
+                raise Unavailable("the client was killed by the test")
+            await asyncio.sleep(0)
+        return await asking
