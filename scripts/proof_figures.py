@@ -48,6 +48,7 @@ PLANTS = {
     "tests/conformance/test_planted_locks.py": "brokers and consumers: the end of a lock",
     "tests/conformance/test_planted_late.py": "stores that carry out a request late",
     "tests/conformance/test_planted_kills.py": "brokers whose client is killed between two steps",
+    "tests/stores/servicebus/test_private_parts.py": "private parts of a client that are not listed",
     "tests/conformance/test_planted_slow.py": "stores, and clients, that count from a slow answer",
     "tests/conformance/test_planted_away.py": "stores after an outage",
     "tests/conformance/test_planted_hints.py": "clients whose connection was cut",

@@ -88,6 +88,8 @@ DECIMALS = amqp.section(
     amqp.VALUE, amqp.joined_list([b"\x74" + b"\x32" * 4, b"\x84" + b"\x6c" * 8, b"\x94" + bytes(16)])
 )
 
+LARGE = amqp.section(amqp.VALUE, amqp.binary(bytes(300)))
+
 TEXT_MAX = 70_000
 """Bytes of the longest text: encoding one in many lists inside each other would take all the time."""
 
@@ -221,7 +223,7 @@ METADATA = [
 
 DECODERS = [
     Decoder("servicebus.message", MESSAGES, read_message, share=0.7),
-    Decoder("servicebus.bytes", [*DATA, DECIMALS], read_bytes, share=0.7),
+    Decoder("servicebus.bytes", [*DATA, DECIMALS, LARGE], read_bytes, share=0.7),
     Decoder("servicebus.metadata", METADATA, read_metadata, (ConfigError,)),
     Decoder("servicebus.schedules", [STATE], read_schedules, (Unreadable,)),
     Decoder(

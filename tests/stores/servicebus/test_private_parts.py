@@ -67,8 +67,16 @@ def test_all_private_names_are_listed() -> None:
     assert not unlisted((SOURCE / "library.py").read_text())
 
 
-def test_a_planted_private_name_is_found() -> None:
-    assert unlisted("self._link._received_payload") == {"_received_payload"}
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "self._link._received_payload",
+        "link._received_payload = handle",
+        "self._link = session.links[0]._received_payload",
+    ],
+)
+def test_a_planted_private_name_is_found(bug: str) -> None:
+    assert unlisted(bug) == {"_received_payload"}
 
 
 # --- a version that lacks any of it is refused ---
