@@ -112,6 +112,7 @@ FULL = [
     "stores/azure_storage/test_elections.py",
     "stores/rabbitmq/test_dead_letters.py::test_a_process_that_dies_in_a_selective_removal_loses_none",
     "stores/rabbitmq/test_dead_letters.py::test_a_process_that_dies_while_it_looks_loses_and_doubles_none",
+    "stores/rabbitmq/test_majority.py",
     "stores/rabbitmq/test_processes.py",
     "stores/servicebus/test_processes.py",
     # many large messages

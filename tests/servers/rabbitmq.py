@@ -40,6 +40,7 @@ class RabbitMQ(TurnedServer):
         authority: Issues its certificate; it then accepts TLS only.
         options: More lines of its configuration, as ``("consumer_timeout", "60000")``.
         plugins: Which are enabled, as ``("rabbitmq_management",)``.
+        first: Another node, whose cluster it joins.
     """
 
     install = "rabbitmq-server (apt-get install rabbitmq-server)"
@@ -51,15 +52,17 @@ class RabbitMQ(TurnedServer):
         authority: Authority | None = None,
         options: Sequence[tuple[str, str]] = (),
         plugins: Sequence[str] = (),
+        first: RabbitMQ | None = None,
     ) -> None:
         super().__init__()
+        self.first = first
         self.authority = authority
         self.options = tuple(options)
         self.plugins = tuple(plugins)
-        self.epmd_port = free_port()
+        self.epmd_port = free_port() if first is None else first.epmd_port
         self.distribution_port = free_port()
         self.management_port = free_port()
-        self._cookie = secrets.token_hex(16)
+        self._cookie = secrets.token_hex(16) if first is None else first._cookie
         if authority:
             self._own = authority.issue(self.folder)
 
@@ -91,6 +94,12 @@ class RabbitMQ(TurnedServer):
                 ("ssl_options.certfile", str(certificate)),
                 ("ssl_options.keyfile", str(key)),
             ]
+        if self.first is not None:
+            lines += [
+                ("cluster_formation.peer_discovery_backend", "classic_config"),
+                ("cluster_formation.classic_config.nodes.1", f"tenure-{self.first.port}@localhost"),
+                ("cluster_formation.classic_config.nodes.2", f"tenure-{self.port}@localhost"),
+            ]
         if "rabbitmq_management" not in self.plugins:
             lines = [line for line in lines if not line[0].startswith("management.")]
         given = {name for name, _ in self.options}
@@ -116,8 +125,10 @@ class RabbitMQ(TurnedServer):
 
     def argv(self) -> Sequence[str]:
         # Its epmd is a child of the server, and no daemon, so that it ends with it.
-        epmd = f"epmd -address 127.0.0.1 -port {self.epmd_port}"
-        return ["sh", "-c", f"{epmd} & exec {programs() / 'rabbitmq-server'}"]
+        program = str(programs() / "rabbitmq-server")
+        if self.first is not None:
+            return [program]  # the nodes of a cluster have one epmd
+        return ["sh", "-c", f"epmd -address 127.0.0.1 -port {self.epmd_port} & exec {program}"]
 
     def ready(self) -> bool:
         return bool(self.answers(b"AMQP\x00\x00\x09\x01")) if not self.authority else self.answers(b"") is not None
@@ -144,8 +155,10 @@ class RabbitMQ(TurnedServer):
 
     def close(self) -> None:
         super().close()
-        for port in (self.epmd_port, self.distribution_port, self.management_port):
+        for port in (self.distribution_port, self.management_port):
             release(port)
+        if self.first is None:
+            release(self.epmd_port)
 
     # --- for tests ---
 

@@ -17,8 +17,7 @@ import pytest
 
 import tenure
 from tenure._backends.rabbitmq.receiving import AT_ONCE
-from tenure.testing import until
-from tests.durations import PATIENCE
+from tests.durations import PATIENCE, until
 from tests.servers import RabbitMQ, patient, private, url_of
 
 LETTERS, SIZE = 600, 400_000

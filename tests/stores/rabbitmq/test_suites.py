@@ -26,7 +26,7 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Abandon
 from tenure._url import Url
-from tenure.testing import ManualClock, until
+from tenure.testing import ManualClock
 from tenure.testing._conformance.queues.steps import place
 from tenure.testing.conformance import (
     BrokerFaultSuite,
@@ -43,7 +43,7 @@ from tenure.testing.conformance import (
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, Kill, hold, kill
 from tests.clocks import ring_alarms
-from tests.durations import ANSWERED_WITHIN
+from tests.durations import ANSWERED_WITHIN, until
 from tests.servers import RabbitMQ, shared
 from tests.servers.turned_process import CAN_TURN
 from tests.stores.rabbitmq.opened import ended_locks
