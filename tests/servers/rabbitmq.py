@@ -59,10 +59,10 @@ class RabbitMQ(TurnedServer):
         self.authority = authority
         self.options = tuple(options)
         self.plugins = tuple(plugins)
-        self.epmd_port = free_port() if first is None else first.epmd_port
+        self.epmd_port: int = free_port() if first is None else first.epmd_port
         self.distribution_port = free_port()
         self.management_port = free_port()
-        self._cookie = secrets.token_hex(16) if first is None else first._cookie
+        self._cookie: str = secrets.token_hex(16) if first is None else first._cookie
         if authority:
             self._own = authority.issue(self.folder)
 
