@@ -8,8 +8,9 @@ in turns a process that sends a message every 0.1 to 0.3 s. The receiver is this
   then acknowledges it: a consumer with a prefetch of 1 on RabbitMQ, ``fetch(1)`` on NATS, ``XREADGROUP`` on Redis,
   ``LISTEN`` and ``SKIP LOCKED`` on PostgreSQL, a look each millisecond at SQLite.
 
-A message has the time from before its send. Prints the median and the 90th percentile in milliseconds, how many came
-out of order, and the ratio of the medians. Prints figures only.
+A message has the time from before its send, and counts as there when it is handed out, before it is acknowledged.
+Prints the median and the 90th percentile in milliseconds, how many came out of order, and the ratio of the medians.
+Prints figures only.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ WARM = 5
 """Messages before those that count."""
 
 Send = Callable[[bytes], Awaitable[object]]
-Receive = Callable[[], Awaitable[bytes | None]]
-"""Waits for a message at most ``WAIT`` seconds, acknowledges it, and returns its body; None if none came."""
+Came = tuple[bytes, float] | None
+"""The body of a message, and when it came; None if none came."""
+Receive = Callable[[], Awaitable[Came]]
+"""Waits for a message at most ``WAIT`` seconds, and acknowledges it."""
 Open = Callable[[str], AbstractAsyncContextManager[Any]]
 
 
@@ -58,10 +61,11 @@ async def tenure_receiving(url: str) -> AsyncIterator[Receive]:
     async with tenure.connect(url) as backend:
         queue = backend.queue("short")
 
-        async def receive() -> bytes | None:
+        async def receive() -> Came:
             for message in await queue.receive(1, wait=WAIT):
+                came_at = time.monotonic()
                 await message.complete()
-                return message.body
+                return message.body, came_at
             return None
 
         yield receive
@@ -96,15 +100,16 @@ async def rabbit_sending(url: str) -> AsyncIterator[Send]:
 async def rabbit_receiving(url: str) -> AsyncIterator[Receive]:
     async with amqp_channel(url) as (channel, queue):
         await channel.set_qos(prefetch_count=1)
-        came: asyncio.Queue[Any] = asyncio.Queue()
-        await queue.consume(came.put)
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+        await queue.consume(arrived.put)
 
-        async def receive() -> bytes | None:
+        async def receive() -> Came:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT):
-                    message = await came.get()
+                    message = await arrived.get()
+                    came_at = time.monotonic()
                     await message.ack()
-                    return bytes(message.body)
+                    return bytes(message.body), came_at
             return None
 
         yield receive
@@ -138,11 +143,12 @@ async def nats_receiving(url: str) -> AsyncIterator[Receive]:
     async with jetstream(url) as stream:
         pulled = await stream.pull_subscribe("by-hand", durable="by-hand")
 
-        async def receive() -> bytes | None:
+        async def receive() -> Came:
             with suppress(TimeoutError):
                 [message] = await pulled.fetch(1, timeout=WAIT)
+                came_at = time.monotonic()
                 await message.ack_sync()
-                return bytes(message.data)
+                return bytes(message.data), came_at
             return None
 
         yield receive
@@ -157,15 +163,16 @@ async def redis_receiving(url: str) -> AsyncIterator[Receive]:
         with suppress(ResponseError):  # there is one
             await client.xgroup_create("by-hand", "group", id="0", mkstream=True)
 
-        async def receive() -> bytes | None:
+        async def receive() -> Came:
             found: Any = await client.xreadgroup("group", "me", {"by-hand": ">"}, count=1, block=int(WAIT * 1_000))
+            came_at = time.monotonic()
             for entries in found.values() if isinstance(found, dict) else (part[1] for part in found):
                 for one, fields in entries[0] if isinstance(found, dict) else entries:
                     async with client.pipeline(transaction=True) as pipeline:
                         pipeline.xack("by-hand", "group", one)
                         pipeline.xdel("by-hand", one)
                         await pipeline.execute()
-                    return bytes(fields[b"body"])
+                    return bytes(fields[b"body"]), came_at
             return None
 
         yield receive
@@ -183,14 +190,15 @@ async def postgres_receiving(url: str) -> AsyncIterator[Receive]:
         "ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, body"
     )
 
-    async def receive() -> bytes | None:
+    async def receive() -> Came:
         with suppress(TimeoutError):
             async with asyncio.timeout(WAIT):
                 while True:
                     woken.clear()
                     if row := await connection.fetchrow(claim):
+                        came_at = time.monotonic()
                         await connection.execute("DELETE FROM job WHERE id = $1", row["id"])
-                        return bytes(row["body"])
+                        return bytes(row["body"]), came_at
                     await woken.wait()
         return None
 
@@ -207,13 +215,14 @@ async def sqlite_receiving(url: str) -> AsyncIterator[Receive]:
         "WHERE token IS NULL ORDER BY seq LIMIT 1) RETURNING seq, body"
     )
 
-    async def receive() -> bytes | None:
+    async def receive() -> Came:
         give_up = time.monotonic() + WAIT
         while time.monotonic() < give_up:
             if connection.execute("SELECT 1 FROM message WHERE token IS NULL LIMIT 1").fetchone() is not None:
                 for seq, body in connection.execute(claim, (1, time.time() + 30)).fetchall():
+                    came_at = time.monotonic()
                     connection.execute("DELETE FROM message WHERE seq = ?", (seq,))
-                    return bytes(body)
+                    return bytes(body), came_at
             await asyncio.sleep(0.001)
         return None
 
@@ -267,12 +276,12 @@ async def receive(store: str, contender: str, url: str, count: int, seed: int) -
         sender = subprocess.Popen(line)
         try:
             while len(ages) < count:
-                body = await receive_one()
-                if body is None and sender.poll() is not None:
+                came = await receive_one()
+                if came is None and sender.poll() is not None:
                     raise SystemExit(f"{contender} on {store} has got {len(ages)} of {count} messages")
-                if body is not None:
-                    sent_at, number = struct.unpack("<dq", body)
-                    ages.append(time.monotonic() - sent_at)
+                if came is not None:
+                    sent_at, number = struct.unpack("<dq", came[0])
+                    ages.append(came[1] - sent_at)
                     numbers.append(number)
         finally:
             sender.kill()
