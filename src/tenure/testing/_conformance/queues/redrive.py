@@ -42,7 +42,7 @@ class RedriveTests(QueueSuite):
         await broker.declare(name, {"lock": harness.lock})
         await broker.send(name, [Outgoing(b"a", session=session, expires_in=harness.lock * 0.5)])
         await harness.pass_time(harness.lock)
-        if not harness.traits.exact_stats:  # it is found to be dead by who would receive it
+        if not harness.traits.exact_stats and not session:  # it is found to be dead by who would receive it
             assert await receive(broker, name, harness) == []
         await only_dead_letter(broker, harness, name)
         assert await broker.redrive(name, EVERYTHING, None) == 1
