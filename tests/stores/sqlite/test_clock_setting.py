@@ -12,7 +12,7 @@ import pytest
 
 import tenure
 from tenure._backends import sqlite
-from tenure._backends.sqlite.clock_setting import ClockState
+from tenure._backends.sqlite.clock_setting import ClockState, set_clock_back
 from tenure._backends.sqlite.diagnosis import spoken
 from tenure._backends.sqlite.queue import SqliteBroker
 from tenure._queue.broker import EVERYTHING
@@ -50,7 +50,7 @@ def pass_time(queue_file: QueueFile, seconds: float) -> None:
 
 
 async def set_back(queue_file: QueueFile, broker: SqliteBroker) -> ClockState:
-    return await broker._writer.submit(lambda operations: operations.set_clock_back(queue_file.wall))
+    return await broker._writer.submit(lambda operations: operations.by_clock(set_clock_back, queue_file.wall))
 
 
 async def test_what_is_sent_for_tomorrow_waits_again(queue_file: QueueFile) -> None:

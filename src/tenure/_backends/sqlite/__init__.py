@@ -71,12 +71,11 @@ class SqliteBackend:
 
     async def set_clock(self, *, dry_run: bool) -> tuple[str, bool]:
         """Set the clock of the queues back to this machine's; return what was done, and whether anything was."""
+        from tenure._backends.sqlite.clock_setting import clock_state, set_clock_back  # few ever need them
         from tenure._backends.sqlite.diagnosis import spoken_state
 
-        wall = self._times.wall
-        state = await self._writer.submit(
-            lambda operations: operations.clock_state(wall()) if dry_run else operations.set_clock_back(wall())
-        )
+        work = clock_state if dry_run else set_clock_back
+        state = await self._writer.submit(lambda operations: operations.by_clock(work, self._times.wall()))
         if not state.ahead:
             return f"the clock of {self._path} is not ahead of this machine's; there is nothing to do", False
         done = "would be set back" if dry_run else "is set back"

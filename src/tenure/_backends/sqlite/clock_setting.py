@@ -13,11 +13,12 @@ one is. Told which, this shifts what was noted in the wrong time, all in one tra
 from __future__ import annotations
 
 import json
+import sqlite3
 from typing import NamedTuple
 
+from tenure._backends.sqlite.file_clock import ClockReading
 from tenure._backends.sqlite.rows import log_of, moment_of, text_of
 from tenure._backends.sqlite.statements import statements
-from tenure._backends.sqlite.transitions import Transitions
 
 AHEAD_MIN = 1.0
 """Seconds by which the clock of a file may be ahead: it is not worth it to set that back."""
@@ -37,33 +38,31 @@ class ClockState(NamedTuple):
     ids: int = 0
 
 
-class ClockSetting(Transitions):
-    """The question how far the clock of the file is ahead, and the way back."""
+def clock_state(connection: sqlite3.Connection, right: float, at: ClockReading) -> ClockState:
+    """Return how far the clock of a file, read *at* this moment, is ahead of the right one, in Unix seconds."""
+    ahead = at.wall - right
+    if ahead < AHEAD_MIN:
+        return ClockState(0.0)
+    messages, dead, ids, *firsts = connection.execute(_SQL["ahead"], {"right": right}).fetchone()
+    noted = [moment for moment in map(moment_of, firsts) if moment is not None]
+    return ClockState(ahead, min(noted) - ahead if noted else None, messages, dead, ids)
 
-    def clock_state(self, right: float) -> ClockState:
-        """Return how far the clock of the file is ahead of *right*, in Unix seconds."""
-        ahead = self._at.wall - right
-        if ahead < AHEAD_MIN:
-            return ClockState(0.0)
-        messages, dead, ids, *firsts = self._run(_SQL["ahead"], {"right": right}).fetchone()
-        noted = [at for at in map(moment_of, firsts) if at is not None]
-        return ClockState(ahead, min(noted) - ahead if noted else None, messages, dead, ids)
 
-    def set_clock_back(self, right: float) -> ClockState:
-        """Set the clock of the file back to *right*, with all that was noted in between; return what was found."""
-        self._write_sent()
-        state = self.clock_state(right)
-        if not state.ahead:
-            return state
-        values = {"right": right, "by": state.ahead}
-        for name, statement in _SQL.items():
-            if name.startswith("shift_"):  # in their order: the first ones need times that the later ones shift
-                self._run(statement, values)
-        for queue, session, bursts in self._run(_SQL["delivered_ahead"], {"right": right}).fetchall():
-            log = [(one.began - state.ahead, one.at - state.ahead, one.number) for one in log_of(bursts)]
-            last = log[-1][1] if log else right
-            self._run(_SQL["set_delivered"], (last, json.dumps(log), queue, text_of(session) or ""))
-        at = self._at
-        at.ahead, at.wall, at.needs_writing = right - at.now, right, True
-        self.changed.update(dict.fromkeys(self.names()))  # what consumers wait for may be due at another time
+def set_clock_back(connection: sqlite3.Connection, right: float, at: ClockReading) -> ClockState:
+    """Set the clock of a file back to *right*, with all that was noted in between; return what was found.
+
+    Inside a transaction, in which nothing is postponed.
+    """
+    state = clock_state(connection, right, at)
+    if not state.ahead:
         return state
+    values = {"right": right, "by": state.ahead}
+    for name, statement in _SQL.items():
+        if name.startswith("shift_"):  # in their order: the first ones need times that the later ones shift
+            connection.execute(statement, values)
+    for queue, session, bursts in connection.execute(_SQL["delivered_ahead"], {"right": right}).fetchall():
+        log = [(one.began - state.ahead, one.at - state.ahead, one.number) for one in log_of(bursts)]
+        last = log[-1][1] if log else right
+        connection.execute(_SQL["set_delivered"], (last, json.dumps(log), queue, text_of(session) or ""))
+    at.ahead, at.wall, at.needs_writing = right - at.now, right, True
+    return state

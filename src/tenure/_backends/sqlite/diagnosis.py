@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from tenure._backends.sqlite.client import Database
-from tenure._backends.sqlite.clock_setting import ClockSetting, ClockState
+from tenure._backends.sqlite.clock_setting import ClockState, clock_state
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.operations import QUEUES
 from tenure._backends.sqlite.schema import versions
@@ -62,7 +62,7 @@ def _clock(database: Database, clock: FileClock, known: Collection[str]) -> list
     """Return how far the clock of the queues is ahead of this machine's, if that matters."""
     if QUEUES.name not in known:
         return []
-    state = database.read(lambda connection: ClockSetting(connection, clock).clock_state(clock.wall()))
+    state = database.read(lambda connection: clock_state(connection, clock.wall(), clock.read(connection)))
     if state.ahead < CLOCK_AHEAD:
         return [Fact("file clock", "that of this machine" if not state.ahead else f"{state.ahead:.1f} s ahead")]
     advice = (

@@ -6,7 +6,6 @@ Anything that can be refused is refused before the first write, so no operation 
 from __future__ import annotations
 
 from tenure._backends.sqlite.claiming import Claiming
-from tenure._backends.sqlite.clock_setting import ClockSetting
 from tenure._backends.sqlite.removal import Removal
 from tenure._backends.sqlite.schema import TableSet
 from tenure._backends.sqlite.settling import Settling
@@ -21,5 +20,5 @@ TABLES = [QUEUES, IDLE, DECLARED, SCHEDULES, LIMITS, HOLDERS]
 """The tables of a file with queues."""
 
 
-class Operations(Claiming, Settling, Removal, ClockSetting):
+class Operations(Claiming, Settling, Removal):
     """All operations of the queues of a file, inside one transaction."""

@@ -20,9 +20,10 @@ House rules:
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from tenure._backends.sqlite.file_clock import FileClock
+from tenure._backends.sqlite.file_clock import ClockReading, FileClock
 from tenure._backends.sqlite.queue_reader import LockGroup, Queue, QueueReader
 from tenure._backends.sqlite.rows import MessageState, history_with, moment_of, pack, text_of, unpack
 from tenure._backends.sqlite.statements import statements
@@ -33,6 +34,8 @@ from tenure._queue.message import Died
 from tenure._queue.notes import read_deliveries
 from tenure._queue.verdicts import SETTLED, DeadLetter, Defer, Settled
 from tenure._runtime.process_name import process_name
+
+T = TypeVar("T")
 
 DUE_MAX = 1_000
 """The most messages that become due in one transaction, so that none takes long."""
@@ -52,6 +55,7 @@ class Transitions(QueueReader):
 
     def __init__(self, connection: sqlite3.Connection, clock: FileClock) -> None:
         super().__init__(connection, clock)
+        self._connection = connection
         self._plain: dict[int, list[Any]] = {}  # sent, not written yet: by queue, a sequence and a body in turn
         self._messages: list[tuple[Any, ...]] = []  # sent, not written yet, with more than a body
         self._newest = self._flushed = self._at.sequence
@@ -74,6 +78,13 @@ class Transitions(QueueReader):
         at = self._at
         if at.needs_writing or self._newest != at.sequence:
             self._run(_SQL["set_clock"], (self._newest, at.boot, at.ahead, at.wall))
+
+    def by_clock(self, work: Callable[[sqlite3.Connection, float, ClockReading], T], right: float) -> T:
+        """Return the result of *work* about the clock of the file, which it may change; see ``clock_setting``."""
+        self._write_sent()
+        found = work(self._connection, right, self._at)
+        self.changed.update(dict.fromkeys(self.names()))  # what consumers wait for may be due at another time
+        return found
 
     def _write_counts(self) -> None:
         """Write the changes of the counts. Call it before the counts are read."""
