@@ -11,7 +11,7 @@ import tenure
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
 
 PLAIN = """
-    aclose ask attempt batch close connect decode delete diagnose error fact failure filter header headers json
+    aclose ask attempt batch clock close connect decode delete diagnose error fact failure filter header headers json
     leaders leave list live metadata migrate migration names note of on open option options outgoing partition pause
     place places policy remaining remove resume reveal run running secret seen send serve set settings settled settling
     shutdown soon sql startup state stop support text timing url vacancies value withdraw work
