@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from nats.aio.msg import Msg
 
+from tenure._backends.nats import client as nats_client
 from tenure._backends.nats import diagnosis, lease_records
 from tenure._backends.nats.client import names_in, number_in, part_of, read, stored, stored_in
 from tenure._backends.nats.configuration import Consumer
@@ -270,6 +271,8 @@ class Client(Answers):
 
     def is_spread(self, *_: object) -> bool:
         return False
+
+    pages = nats_client.Client.pages
 
 
 def asked(given: Any, *questions: Callable[[Any], Any]) -> None:

@@ -313,6 +313,7 @@ RUNNING = {
     "_cli/group.py": OWN_MODULES,  # the module of a command
     "_cli/guard.py": {"os.execvp"},  # the command of the command line
     "_cli/run.py": OWN_MODULES,  # MODULE:NAME of the command line
+    "_backends/servicebus/library.py": OWN_MODULES,  # the driver's modules, from a table
     "_registry.py": OWN_MODULES,  # the backend for a scheme, from a table
     "telemetry.py": OWN_MODULES,
     "_queue/handler_process.py": {"pickle.loads"},  # from the process that started it, by a pipe
