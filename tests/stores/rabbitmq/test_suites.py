@@ -20,7 +20,7 @@ import pytest
 from tenure._backends import rabbitmq
 from tenure._backends.rabbitmq.names import amqp_name, dead_letters_name
 from tenure._backends.rabbitmq.queue import QUEUE_TRAITS
-from tenure._backends.rabbitmq.receiving import AT_ONCE
+from tenure._backends.rabbitmq.receiving import AT_ONCE, UNITS_MAX
 from tenure._queue.broker import Broker
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.outgoing import Outgoing
@@ -111,6 +111,7 @@ class RabbitQueueHarness(QueueHarness):
     )
     foreign = tuple(MESSAGES)
     edits = ("delete", "forget")
+    spare = UNITS_MAX
     forwards = True
     counts_bytes = True
     lock = 12.8 if CAN_TURN else 3.0  # a delay of so many steps is one stage, see tenure._backends.rabbitmq.delays

@@ -365,6 +365,8 @@ class QueueHarness(ABC):
     """Whether a lock is the store's alone: any client can settle the delivery, also after a restart of the broker."""
     uses: ClassVar[int] = 100
     """How often a test uses a queue shortly: more where it takes little, less where each use takes long."""
+    spare: ClassVar[int] = 4
+    """How much more there may be of anything after many short uses than after the first ones: a pool may open more."""
     receives_in_order: ClassVar[bool] = True
     """Whether messages that were never received before come in the order in which they were sent."""
     keeps_whole_history: ClassVar[bool] = True

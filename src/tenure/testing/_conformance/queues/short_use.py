@@ -31,9 +31,6 @@ WARM = 0.2
 VAIN = 0.02
 """Seconds for which a message is waited for that doesn't come: enough to begin whatever brings it."""
 
-SPARE = 4
-"""How much more there may be of anything than after the first uses: a pool may open a few connections more."""
-
 ASKED_MAX = 3
 """How often a ``receive`` that waits may ask: when it begins, when it is woken, and once more for another's hint."""
 
@@ -194,13 +191,13 @@ class Use:
             after = await self._left()
             left.clear()
             left.update({what: count - self._before.get(what, 0) for what, count in after.items()})
-            return all(count <= SPARE for count in left.values())
+            return all(count <= self._harness.spare for count in left.values())
 
         try:
             await until(is_gone, within=GONE_WITHIN)
         except AssertionError:
             raise AssertionError(
-                f"left behind: { {what: more for what, more in left.items() if more > SPARE} }"
+                f"left behind: { {what: more for what, more in left.items() if more > self._harness.spare} }"
             ) from None
         await expect_stats(self.broker.wrapped, self._harness, self._name, Stats())
 
