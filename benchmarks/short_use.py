@@ -313,11 +313,25 @@ def measure(store: str, count: int, rounds: int) -> None:
         )
 
 
+def at_least_one(text: str) -> int:
+    """Return the number in *text*, which must be 1 or more."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be 1 or more")
+    return number
+
+
+def at_least_two(text: str) -> int:
+    """Return the number in *text*, which must be 2 or more: a single message has no percentiles."""
+    if (number := int(text)) < 2:
+        raise argparse.ArgumentTypeError(f"{number} must be 2 or more")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--store", choices=STORES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--count", type=int, default=60, help="messages in a round of each contender (60)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
+    parser.add_argument("--count", type=at_least_two, default=60, help="messages in a round of each contender (60)")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="rounds (3)")
     parser.add_argument("--sends", nargs=5, metavar="…", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.sends:

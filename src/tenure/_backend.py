@@ -452,22 +452,23 @@ class Backend:
     async def set_clock(self, *, dry_run: bool = False) -> str:
         """Set the clock of the queues in an SQLite file back to this machine's; return a text that says what was done.
 
-        It never goes back by itself. What was noted while it was ahead is shifted with it, so nothing is lost or comes
-        twice; schedules go on with their next slots. Other processes may use the file meanwhile.
+        It never goes back by itself. What was noted while it was ahead is shifted with it, so no message is lost or
+        delivered twice by it. Schedules go on with their next slots: those that were sent for times which are yet to
+        come are sent again, under the same ids. Other processes may use the file meanwhile.
 
         Args:
             dry_run: Whether only to say what would be done.
 
         Raises:
             ConfigError: The store is not an SQLite file.
-            Unavailable: The file could not be written. Then nothing has changed.
+            Unavailable: The file could not be written. Then do it again: schedules go on after the clock is set.
         """
         renewal_thread, opened = self._connection.require_open()
-        set_clock: Callable[..., Coroutine[Any, Any, tuple[str, bool]]] | None = getattr(opened, "set_clock", None)
+        set_clock: Callable[..., Coroutine[Any, Any, object]] | None = getattr(opened, "set_clock", None)
         if set_clock is None:
             raise ConfigError(f"{self.url} has no clock that can be set; only an SQLite file has")
-        said, is_set = await renewal_thread.call(lambda: set_clock(dry_run=dry_run))
-        if is_set:
+        said = str(await renewal_thread.call(lambda: set_clock(dry_run=dry_run)))
+        if not dry_run:  # also if the clock is right: an earlier call may have ended in between
             for one in await self.schedules():
                 if not (one.paused or one.problem):
                     await self.queue(one.queue).schedules.resume(one.name)

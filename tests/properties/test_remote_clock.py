@@ -173,3 +173,15 @@ def drawn(seed: int) -> list[Answer]:
 @pytest.mark.parametrize("planted", [LastAnswer, FirstAnswer, Middle, FromItsEnd])
 def test_a_planted_bug_of_a_clock_is_found(planted: type[RemoteClock]) -> None:
     assert any(findings(planted, drawn(seed)) for seed in range(20))
+
+
+def test_an_answer_to_an_earlier_request_that_comes_later_says_nothing() -> None:
+    local = Local()
+    clock = RemoteClock(local)
+    early = local.now()
+    clock.learn(5_000.0, early)
+    local.time += 5.0
+    clock.learn(8_600.0, local.now())  # it was set forward
+    local.time += 5.0
+    clock.learn(5_002.0, early)
+    assert clock.now() == pytest.approx(8_605.0)

@@ -30,6 +30,7 @@ class RemoteClock:
     def __init__(self, local: Clock) -> None:
         self.local: Clock = local
         self._offset: float | None = None  # of the store's time from the local clock
+        self._asked_at = -math.inf  # the newest request whose answer was learned
         self.learned_at: float = -math.inf
         """When something was learned last, by the local clock."""
 
@@ -49,12 +50,16 @@ class RemoteClock:
     def learn(self, moment: float, asked_at: float, resolution: float = 0.0) -> None:
         """Note that the store's clock showed *moment*, or up to *resolution* later, between *asked_at* and now.
 
+        An answer that comes after one that was asked later says nothing: the clock may have been set in between.
+
         Args:
             moment: In Unix seconds, not later than ``LONGEST``.
             asked_at: When the request was sent, by the local clock.
             resolution: In seconds; 0 for an exact moment.
         """
-        self.learned_at = self.local.now()
+        if asked_at < self._asked_at:
+            return
+        self._asked_at, self.learned_at = asked_at, self.local.now()
         least, most = moment - self.learned_at, moment + resolution - asked_at
         self._offset = least if self._offset is None else min(max(self._offset, least), most)
 

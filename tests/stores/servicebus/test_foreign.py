@@ -324,9 +324,9 @@ def test_counts_are_clipped_and_can_be_written_again() -> None:
 def test_notes_count_in_the_queue_alone_that_they_name() -> None:
     history = json.dumps([[1, 5.0, "abandoned", None]])
     notes = {DELIVERIES: 5, DEATH: "[5, 5]", HISTORY: history, SENT_AT: "3.0", ID: "their"}
-    for name in (None, "q", "other", 7):
+    for name in (None, "q", "Q", b"q", "other", 7):
         found = read(message_of(notes | ({} if name is None else {QUEUE: name})))
-        if name in (None, "q"):
+        if name in (None, "q", "Q", b"q"):
             assert (found.count, found.notes.dead_at, found.id, found.stale) == (5 + 2, 5.0, "their", ())
             continue
         assert (found.count, found.notes) == (2, MessageNotes()), "the service's own count"

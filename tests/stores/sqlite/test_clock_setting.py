@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -146,6 +147,28 @@ async def test_handled_ids_and_rates_are_shifted(queue_file: QueueFile) -> None:
     assert list(await broker.handled("q", ["handled"])) == [False]
 
 
+async def test_an_id_that_was_over_by_the_wrong_clock_is_not_remembered_for_years(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
+    await move_ahead(queue_file, broker)
+    await broker._writer.submit(lambda operations: operations.remember("q", "over", 2.0))
+    pass_time(queue_file, 3.0)
+    queue_file.wall -= AHEAD
+    await set_back(queue_file, broker)
+    assert list(await broker.handled("q", ["over"])) == [False]
+
+
+async def test_a_reply_queue_of_before_is_not_idle_at_once(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
+    await broker.send("replies", [Outgoing(b"x")])
+    await broker.delete_when_idle("replies", 3_600.0)
+    await move_ahead(queue_file, broker)
+    queue_file.wall -= AHEAD
+    await set_back(queue_file, broker)
+    assert list(await broker.idle()) == []
+    pass_time(queue_file, 601.0)
+    assert list(await broker.idle()) == ["replies"]
+
+
 async def test_a_boot_meanwhile_changes_nothing(queue_file: QueueFile) -> None:
     broker = queue_file.open("boot 1")
     await move_ahead(queue_file, broker)
@@ -230,7 +253,12 @@ async def test_schedules_go_on_with_the_next_slot(tmp_path: Path) -> None:
         hourly, _ = await backend.schedules()
         assert hourly.next is not None
         assert hourly.next > settled
-        await backend.set_clock()
+        opened = backend._connection.require_open()[1]
+        assert "is set back" in await opened.set_clock(dry_run=False)  # the process that asks for it ends now
+        hourly, _ = await backend.schedules()
+        assert hourly.next is not None
+        assert hourly.next > settled
+        assert "there is nothing to do" in await backend.set_clock()
         hourly, paused = await backend.schedules()
         assert hourly.next is not None
         assert time.time() - 1.0 < hourly.next < time.time() + 3_600.0
@@ -277,3 +305,11 @@ async def test_only_a_file_has_a_clock_that_can_be_set() -> None:
 )
 def test_a_span_is_spoken(seconds: float, text: str) -> None:
     assert spoken(seconds) == text
+
+
+async def test_to_say_what_would_be_done_makes_no_tables(tmp_path: Path) -> None:
+    async with tenure.connect(f"sqlite:///{tmp_path / 'x.db'}") as backend:
+        async with backend.election("job").campaign():
+            assert "there is nothing to do" in await backend.set_clock(dry_run=True)
+        with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+            assert not connection.execute("SELECT name FROM sqlite_master WHERE name = 'tenure_message'").fetchall()

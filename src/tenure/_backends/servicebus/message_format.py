@@ -243,7 +243,8 @@ def received(queue: str, message: Incoming) -> Received:
     application = message.application
     properties, header = message.properties, message.header
     home = queue.removesuffix(DEAD_SUFFIX)
-    is_passed_on = application.get(QUEUE, home) != home
+    # The service doesn't tell names by case, and neither do programs.
+    is_passed_on = (_text(application.get(QUEUE, home)) or "").lower() != home.lower()
     notes = _NO_NOTES if is_passed_on or _NOTED.isdisjoint(application) else _notes(application)
     sequence = read_or(a_count, annotations.get("x-opt-sequence-number"), 0)
     named = _shown(properties[codec.ID])

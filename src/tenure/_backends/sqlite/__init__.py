@@ -69,17 +69,21 @@ class SqliteBackend:
         facts = await self._worker.run(lambda database: diagnose(database, self._times))
         return [*facts, self._wake.fact()]
 
-    async def set_clock(self, *, dry_run: bool) -> tuple[str, bool]:
-        """Set the clock of the queues back to this machine's; return what was done, and whether anything was."""
-        from tenure._backends.sqlite.clock_setting import clock_state, set_clock_back  # few ever need them
-        from tenure._backends.sqlite.diagnosis import spoken_state
+    async def set_clock(self, *, dry_run: bool) -> str:
+        """Set the clock of the queues back to this machine's; return what was done."""
+        from tenure._backends.sqlite.clock_setting import set_clock_back  # few ever need them
+        from tenure._backends.sqlite.diagnosis import file_clock_state, spoken_state
 
-        work = clock_state if dry_run else set_clock_back
-        state = await self._writer.submit(lambda operations: operations.by_clock(work, self._times.wall()))
+        if dry_run:
+            state = await self._worker.run(lambda database: file_clock_state(database, self._times))
+        else:
+            state = await self._writer.submit(
+                lambda operations: operations.by_clock(set_clock_back, self._times.wall())
+            )
         if not state.ahead:
-            return f"the clock of {self._path} is not ahead of this machine's; there is nothing to do", False
+            return f"the clock of {self._path} is not ahead of this machine's; there is nothing to do"
         done = "would be set back" if dry_run else "is set back"
-        return f"the clock of {self._path} {done} to this machine's: it was {spoken_state(state)}", not dry_run
+        return f"the clock of {self._path} {done} to this machine's: it was {spoken_state(state)}"
 
     async def close(self) -> None:
         """Close the connections, end their threads, and stop listening."""

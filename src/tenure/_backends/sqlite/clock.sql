@@ -41,13 +41,18 @@ UPDATE tenure_death SET dead_at = dead_at - :by WHERE typeof(dead_at) = 'real' A
 -- name: shift_sent_ids
 UPDATE tenure_dedupe SET sent_at = sent_at - :by WHERE typeof(sent_at) = 'real' AND sent_at > :right;
 
--- An id that was handled before the clock was wrong, and is to be remembered for longer than the clock was ahead, can't
--- be told from one that was handled later: it is forgotten that much earlier, and none is remembered for years.
+-- What is over by the wrong clock stays so: an id that was handled in the wrong time would be remembered for years. One
+-- that was handled before, and is to be remembered for longer than the clock was ahead, can't be told from one that was
+-- handled later: it is forgotten that much earlier.
 -- name: shift_handled_ids
+DELETE FROM tenure_inbox WHERE typeof(until) = 'real' AND until > :right AND until <= :right + :by;
+
+-- name: shift_later_handled_ids
 UPDATE tenure_inbox SET until = until - :by WHERE typeof(until) = 'real' AND until > :right + :by;
 
+-- One that was set before the wrong time can't be told from the others, and its process sets it anew within minutes.
 -- name: shift_idle
-UPDATE tenure_idle SET idle_at = idle_at - :by WHERE typeof(idle_at) = 'real' AND idle_at > :right;
+UPDATE tenure_idle SET idle_at = max(idle_at - :by, :right + 600) WHERE typeof(idle_at) = 'real' AND idle_at > :right;
 
 -- name: shift_holders
 UPDATE tenure_hold SET since = since - :by WHERE typeof(since) = 'real' AND since > :right;

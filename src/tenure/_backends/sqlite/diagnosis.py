@@ -6,7 +6,6 @@ import os
 import shlex
 import sqlite3
 import stat
-from collections.abc import Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -52,17 +51,24 @@ def diagnose(database: Database, clock: FileClock) -> list[Fact]:
             "" if database.options.synchronous == "full" else "a power failure can lose the newest changes, tokens too",
             "sqlite-synchronous",
         ),
-        *_clock(database, clock, known),
+        *_clock(database, clock),
         *_modes(database.path),
         *(Fact(f"tables of {part}", f"version {version}, by {by}") for part, (version, by) in known.items()),
     ]
 
 
-def _clock(database: Database, clock: FileClock, known: Collection[str]) -> list[Fact]:
+def file_clock_state(database: Database, clock: FileClock) -> ClockState:
+    """Return how far the clock of the queues is ahead of this machine's; it isn't where there are none."""
+    if QUEUES.name not in database.read(versions):
+        return ClockState(0.0)
+    return database.read(lambda connection: clock_state(connection, clock.wall(), clock.read(connection)))
+
+
+def _clock(database: Database, clock: FileClock) -> list[Fact]:
     """Return how far the clock of the queues is ahead of this machine's, if that matters."""
-    if QUEUES.name not in known:
+    if QUEUES.name not in database.read(versions):
         return []
-    state = database.read(lambda connection: clock_state(connection, clock.wall(), clock.read(connection)))
+    state = file_clock_state(database, clock)
     if state.ahead < CLOCK_AHEAD:
         return [Fact("file clock", "that of this machine" if not state.ahead else f"{state.ahead:.1f} s ahead")]
     advice = (
