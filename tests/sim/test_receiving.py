@@ -27,6 +27,7 @@ from tenure._backends.rabbitmq.receiving import (
     Effect,
     End,
     GiveBack,
+    GiveUp,
     Hint,
     Input,
     Listen,
@@ -120,7 +121,7 @@ def test_another_unit_is_begun_beside_a_handler_that_goes_on() -> None:
     machine.handle(Came(1, 7, 10), 60.0)
     machine.take(10, 1_000)
     machine.handle(Taken(9), 60.0)
-    assert machine.handle(Tick(), 60.0 + SOON) == [Begin(2, 1)]
+    assert machine.handle(Tick(), 60.0 + SOON) == [Begin(2, 1), Hint()]  # more may be ready: it asks for that
     assert machine.handle(Came(2, 8, 10), 60.002) == [Hint()]  # there is more: the next one doesn't wait
     assert not machine.is_calm
     machine.take(10, 1_000)
@@ -170,10 +171,26 @@ def test_none_is_begun_behind_an_answer_whose_listener_may_go() -> None:
     machine = machine_that_listens()
     machine._ready = 20
     machine.handle(Came(1, 7, 10), 0.1)
-    assert machine.handle(Arrived(), 0.1) == [Answer(1, (7,), is_more=True)]
+    assert machine.handle(Arrived(), 0.1) == [Answer(1, (7,), is_more=True), Hint()]  # for those who listen on
     assert machine.handle(Claim(2, 9, 1_000), 0.1) == [Count()]  # it wants more
     done = machine.handle(Counted(20, 1), 0.1)
     assert done == [*(Begin(2 + number, 1) for number in range(UNITS_MAX)), Await()]
+
+
+def test_a_listener_is_told_when_the_claim_of_another_gets_what_came() -> None:
+    """Its unit is taken, and nobody else would begin one for it."""
+    machine = machine_that_listens()
+    machine.handle(Came(1, 7, 10), 0.1)
+    assert machine.handle(Arrived(), 0.1)[-1] == Hint()
+    assert Begin(2, 1) in machine.handle(Claim(2, 1, 1_000), 0.1)
+
+
+def test_a_claim_that_was_given_up_takes_no_hint_with_it() -> None:
+    machine = machine_that_listens()
+    machine.handle(GiveUp(1), 0.1)
+    machine.handle(Came(1, 7, 10), 0.2)
+    assert Hint() in machine.handle(Arrived(), 0.2)
+    assert machine.handle(Claim(2, 1, 1_000), 0.2) == [Answer(2, (7,), is_more=False)]
 
 
 # --- bugs ---

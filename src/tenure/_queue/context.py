@@ -317,9 +317,19 @@ class QueueContext:
         """
         self.report_dead(claim.died)
         if claim.deliveries:
-            await self._settle_all(claim.deliveries, GIVE_BACK)
+            await self._give_back_twice(claim.deliveries)
         await self.ready()
         return await ask()
+
+    async def _give_back_twice(self, deliveries: Sequence[Delivery]) -> None:
+        """Give messages back, and those without an answer once more; if that fails, their locks end by themselves."""
+        left = list(deliveries)
+        for _ in range(2):
+            with suppress(Unavailable):
+                answers = await self.broker.settle([Settlement(one, GIVE_BACK) for one in left])
+                left = [one for one, answer in zip(left, answers, strict=True) if isinstance(answer, NoAnswer)]
+            if not left:
+                return
 
     async def accept(self, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or for None the next free one with a message waiting."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Hashable
 
 _UNKNOWN = object()
@@ -13,7 +14,7 @@ class Generations:
 
     A queue that is deleted and comes into being again is another one, without the settings that were declared. Its name
     doesn't tell that; a broker notes what does: a mark that its answers bring along, or that it has made the queue. It
-    may be called on any thread.
+    may be called on any thread. Of queues that nobody follows, nothing is kept.
 
     Args:
         check_every: Seconds after which programs that use a queue ask for its settings again, as not each answer shows
@@ -24,7 +25,8 @@ class Generations:
         self.check_every = check_every
         self._counts: dict[str, int] = {}
         self._marks: dict[str, Hashable] = {}
-        self._followed: frozenset[str] = frozenset()
+        self._followed: set[str] = set()
+        self._lock = threading.Lock()
 
     def of(self, queue: str) -> int:
         """Return a number that has risen if *queue* was seen made anew, or missing, since this was last asked."""
@@ -35,9 +37,12 @@ class Generations:
 
         An answer that comes late may bring an old mark: then the number rises in vain.
         """
-        if self._marks.get(queue, _UNKNOWN) != mark:
-            self._marks[queue] = mark
-            self.rise(queue)
+        if queue not in self._followed or self._marks.get(queue, _UNKNOWN) == mark:
+            return
+        with self._lock:
+            if self._marks.get(queue, _UNKNOWN) != mark:
+                self._marks[queue] = mark
+                self._counts[queue] += 1
 
     def mark_of(self, queue: str) -> Hashable | None:
         """Return the mark of *queue* that was noted last."""
@@ -45,12 +50,15 @@ class Generations:
 
     def rise(self, queue: str) -> None:
         """Note that *queue* seems not to be there, or was made just now: its next mark may be another one."""
-        self._counts[queue] = self._counts.get(queue, 0) + 1
+        if queue in self._followed:
+            with self._lock:
+                self._counts[queue] += 1
 
     def follow(self, queue: str) -> None:
         """Note that something is expected of *queue*: of others, a broker need not ask for marks."""
-        if queue not in self._followed:
-            self._followed |= {queue}
+        with self._lock:
+            self._counts.setdefault(queue, 0)
+            self._followed.add(queue)
 
     def follows(self, queue: str) -> bool:
         """Return whether anything is expected of *queue*."""

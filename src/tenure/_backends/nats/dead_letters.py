@@ -193,7 +193,12 @@ class DeadLetters:
         held = self._receipts.find(delivery)
         if held is None:
             return LAPSED
-        if not held.is_completed and not await self._pass_newest(connection, held.found, settlement):
+        stands = (
+            isinstance(verdict, Complete)
+            if held.is_completed
+            else await self._pass_newest(connection, held.found, settlement)
+        )
+        if not stands:
             self._receipts.forget(delivery)
             return LAPSED
         if isinstance(verdict, Complete) and verdict.remember:

@@ -149,7 +149,7 @@ class Settling:
         completed: dict[int, Held] = {}
         others: dict[int, Held] = {}
         for number, (_, verdict), held in self._receipts.find_all(settlements):
-            if held.is_known_to(connection):
+            if held.is_known_to(connection) and (isinstance(verdict, Complete) or not held.is_completed):
                 (completed if isinstance(verdict, Complete) else others)[number] = held
         verdicts = {number: settlements[number].verdict for number in others}
         passing = [

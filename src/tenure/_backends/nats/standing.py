@@ -91,6 +91,8 @@ class Standing:
         key = queue, asyncio.get_running_loop()
         pull = self._pulls.get(key)
         if pull is None:
+            for old in [one for one in self._pulls if one[1].is_closed()]:  # it ended before the last pull of it did
+                del self._pulls[old]
             pull = self._pulls[key] = _Pull(self, queue)
         pull.join()
         try:

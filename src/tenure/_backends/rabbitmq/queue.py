@@ -455,7 +455,8 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         founds = _read(queue, taken)
         if not _may_include_dead(queue, founds):
             return self._locked(taken, founds, lock)
-        self._subscriptions[queue].put_back(taken)
+        if (subscription := self._subscriptions.get(queue)) is not None:  # else its channel is over: it comes again
+            subscription.put_back(taken)
         return None
 
     def _take_arrived(self, queue: str, limit: int) -> Taken | None:
@@ -726,7 +727,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                 yield page
                 page = ()  # it is not held while the next one is read
         finally:
-            await self._client.run(look.end, to_end=True)
+            await self._client.run(look.end, within=BROWSE_WITHIN, to_end=True)
 
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None

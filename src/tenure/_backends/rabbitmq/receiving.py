@@ -12,7 +12,8 @@ sent S >= R, has taken A' <= A, and keeps S - A' <= C.) So:
 - R3. As few units are free as messages are expected within ``AHEAD``: 1 in a calm queue. More are ended before the
   verdict that would free them; all of them while nobody listens. In place of a unit that a message has come to alone,
   another is begun only if there is no verdict ``SOON``.
-  Whoever gets messages asks again, or goes: so none begins right behind an answer that has some.
+  Whoever gets messages asks again, or goes: so none begins right behind an answer that has some; but if none is free
+  then, there is a hint for those who listen on.
 - R4. Of many ready messages, a *bulk* comes: a consumer of several messages, which the queue fills in the very step
   that begins it, and which is ended as soon as it is full. It takes a share that leaves ``SHARES`` times as much for
   each other consumer that there is.
@@ -414,7 +415,9 @@ class Receiving:
                 done += self._go_on(now)
             case Tick():
                 if now >= self._stand_at:
-                    done += self._stand(now)
+                    begun = self._stand(now)
+                    # The handler goes on: it is worth asking now whether more are ready.
+                    done += [*begun, Hint()] if begun and not self._claims else begun
         return done + self._give_back(now) + self._close(now)
 
     # --- claims ---
@@ -451,19 +454,23 @@ class Receiving:
         return [Get()]
 
     def _answer(self, *, is_more: bool) -> list[Effect]:
-        """Answer the first claim with what waits."""
+        """Answer the first claim with what waits.
+
+        It may be nobody's who listens, and have got what a listener's unit has brought: that one is to ask again.
+        """
         claim = self._claims.popleft()
         if claim.is_given_up:
-            return []
+            return [Hint()] if self.waiting and self.listeners and not self._claims else []
         taken = self.take(claim.limit, claim.size)
         missing = claim.limit - len(taken)
         if self.listeners:
             self._wanted = missing
-        return [Answer(claim.number, taken, bool(self.waiting) or (is_more and missing > 0))]
+        answer = Answer(claim.number, taken, bool(self.waiting) or (is_more and missing > 0))
+        return [answer, Hint()] if taken and self.listeners and not (self._claims or self.free) else [answer]
 
     def _answer_or_stand(self, now: float) -> list[Effect]:
         """Answer the first claim; begin units only if it gets nothing, as else whoever listened for it may be gone."""
-        is_answered = bool(self.waiting)
+        is_answered = bool(self.waiting) and not self._claims[0].is_given_up
         done = self._answer(is_more=not self.free)
         return done if is_answered else done + self._stand(now)
 
