@@ -133,7 +133,7 @@ async def servicebus_while_it_opens() -> bool:
     async def act(namespace: Namespace, path: Path) -> bool:
         hanging = Hanging()
         with (
-            hanging.planted(AMQPClientAsync, "client_ready_async"),
+            hanging.planted(AMQPClientAsync, "auth_complete_async"),
             hanging.planted(AMQPClientAsync, "close_async"),
         ):
             opening = asyncio.ensure_future(namespace.requests(path))

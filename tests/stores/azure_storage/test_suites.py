@@ -266,6 +266,7 @@ class AzureQueueHarness(QueueHarness):
     edits = ("delete", "forget")
     lock = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
     uses = 40
+    spare = 8  # a request has some tasks of the driver
     receives_in_order = False  # those of one call are sent side by side
     backlog = 50  # each is a request of its own
     faults = frozenset({"lose_answer", "cut", "late", "hold", "kill"})

@@ -209,7 +209,9 @@ class Feed:
                     self._forget()
                 self._open_later()
             else:
-                if not waits_for_sessions:
+                if waits_for_sessions:
+                    self._backoff.reset()  # that has pauses of its own
+                else:
                     self._hint()  # after an interruption, there may be messages that were missed
 
     async def _opened(self) -> ReceiveLink:
