@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Hashable
+from itertools import count
 
 _UNKNOWN = object()
 
@@ -26,23 +26,20 @@ class Generations:
         self._counts: dict[str, int] = {}
         self._marks: dict[str, Hashable] = {}
         self._followed: set[str] = set()
-        self._lock = threading.Lock()
+        self._numbers = count(1)  # each is taken once, whatever threads there are
 
     def of(self, queue: str) -> int:
-        """Return a number that has risen if *queue* was seen made anew, or missing, since this was last asked."""
+        """Return another number than before if *queue* was seen made anew, or missing, since this was last asked."""
         return self._counts.get(queue, 0)
 
     def note(self, queue: str, mark: Hashable | None) -> None:
         """Note the *mark* that an answer has of *queue*: each generation has another one. None: there is no such queue.
 
-        An answer that comes late may bring an old mark: then the number rises in vain.
+        An answer that comes late may bring an old mark: then the number changes in vain.
         """
-        if queue not in self._followed or self._marks.get(queue, _UNKNOWN) == mark:
-            return
-        with self._lock:
-            if self._marks.get(queue, _UNKNOWN) != mark:
-                self._marks[queue] = mark
-                self._counts[queue] += 1
+        if queue in self._followed and self._marks.get(queue, _UNKNOWN) != mark:
+            self._marks[queue] = mark
+            self.rise(queue)
 
     def mark_of(self, queue: str) -> Hashable | None:
         """Return the mark of *queue* that was noted last."""
@@ -51,14 +48,11 @@ class Generations:
     def rise(self, queue: str) -> None:
         """Note that *queue* seems not to be there, or was made just now: its next mark may be another one."""
         if queue in self._followed:
-            with self._lock:
-                self._counts[queue] += 1
+            self._counts[queue] = next(self._numbers)
 
     def follow(self, queue: str) -> None:
         """Note that something is expected of *queue*: of others, a broker need not ask for marks."""
-        with self._lock:
-            self._counts.setdefault(queue, 0)
-            self._followed.add(queue)
+        self._followed.add(queue)
 
     def follows(self, queue: str) -> bool:
         """Return whether anything is expected of *queue*."""
