@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -253,7 +254,7 @@ async def test_schedules_go_on_with_the_next_slot(tmp_path: Path) -> None:
         hourly, _ = await backend.schedules()
         assert hourly.next is not None
         assert hourly.next > settled
-        opened = backend._connection.require_open()[1]
+        opened: Any = backend._connection.require_open()[1]
         assert "is set back" in await opened.set_clock(dry_run=False)  # the process that asks for it ends now
         hourly, _ = await backend.schedules()
         assert hourly.next is not None
