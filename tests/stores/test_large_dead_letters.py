@@ -18,8 +18,8 @@ from tests.stores.postgres.migrated import migrated
 
 LETTERS, SIZE = 160, 200_000
 """In all 32 MB."""
-MEMORY_MAX = 4 * BYTES
-"""A page that is read, the one before, and each of them as it came."""
+MEMORY_MAX = 6 * BYTES
+"""A page that is read, the one before, and each of them as it came, in parts and whole."""
 
 
 @contextlib.contextmanager

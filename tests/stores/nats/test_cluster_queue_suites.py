@@ -39,6 +39,7 @@ class NatsClusterQueueHarness(NatsQueueHarness):
     faults = NatsQueueHarness.faults - {"hold", "kill"}  # so short a lock may be over on a busy machine; each is real
     backlog = 60  # of which each message is written several times, one after another
     foreign = ()  # one server shows it
+    forwards = False  # so does it that
     patience: ClassVar[float] = PATIENCE
 
     async def start(self) -> None:
