@@ -61,7 +61,8 @@ QUEUE = "tenure-queue"
 """Of which queue the others tell: in another one, a program has passed them on, and they say nothing. Releases before
 this name none, and are believed."""
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
-NOTED = (ID, DELIVERIES, HISTORY, DEATH, BEFORE, NO_ATTEMPTS, SENT_AT, QUEUE, REASON, DESCRIPTION)
+_OF_A_QUEUE = (ID, DELIVERIES, HISTORY, DEATH, BEFORE, NO_ATTEMPTS, SENT_AT, QUEUE)
+NOTED = (*_OF_A_QUEUE, REASON, DESCRIPTION)
 """The application properties that are not the sender's."""
 CONTENT_TYPE = "content-type"
 
@@ -375,7 +376,6 @@ def _notes(application: Mapping[Any, Any]) -> MessageNotes:
 
 
 _NO_NOTES, _NOTED = MessageNotes(), frozenset(NOTED)
-_OF_A_QUEUE = (ID, DELIVERIES, HISTORY, DEATH, BEFORE, NO_ATTEMPTS, SENT_AT, QUEUE)
 
 
 def _read_sent_at(text: object) -> float:
