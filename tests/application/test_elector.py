@@ -32,7 +32,7 @@ class FaultyStore:
         self.inner = inner
         self.cut = False
         self.loses_answers = False
-        self.broken: Exception | None = None
+        self.broken: BaseException | None = None
         self.hint_errors: list[Exception] = []
         self.delay = 0.0
         self.renewals: list[list[str]] = []  # the names in each request

@@ -21,7 +21,7 @@ from tenure._lease import Grant, Granted, HeldBy, Leader, Lost, NoAnswer
 from tenure._runtime.renewal_thread import LoopProbe
 from tenure._runtime.watchdog import EXIT_OVERRUN
 from tenure._timing import Timing
-from tenure.errors import ConfigError, TermLost
+from tenure.errors import ConfigError, TermLost, Unavailable
 from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding, TokenFell
 from tenure.testing import ManualClock
 from tests.application.test_elector import TIMING, ElectionSetup, FaultyStore, elected, forever, in_virtual_time
@@ -347,6 +347,18 @@ async def test_an_observer_survives_a_store_that_fails_after_it_has_worked(setup
     assert seen[0] is None
     assert seen[1] is not None
     await ended(looking, leading)
+
+
+@in_virtual_time
+async def test_an_observer_whose_first_look_ends_with_the_backend_is_told(setup: ElectionSetup) -> None:
+    """Its request is cancelled, and it isn't: it would wait for ever."""
+    store, driver = setup.connect()
+    store.broken = asyncio.CancelledError()
+    looking = asyncio.create_task(observed(setup.candidate(driver), []))
+    await asyncio.sleep(1)
+    await driver.close()
+    with pytest.raises(Unavailable, match="the backend was closed"):
+        await looking
 
 
 class Split(FaultyStore):

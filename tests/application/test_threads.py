@@ -250,6 +250,31 @@ async def test_an_observer_may_outlive_its_backend(url: str) -> None:
     await changes.aclose()
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_an_observer_is_told_that_its_backend_was_closed(
+    url: str, is_answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the store never answered, and the thread that waits for that ends with the backend."""
+    asked = threading.Event()
+
+    async def never(name: str) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with tenure.connect(url) as backend:
+        election = backend.election("chair")
+        changes = election.observe()
+        if is_answered:
+            assert await anext(changes) is None
+        else:
+            monkeypatch.setattr(election._driver.store, "inspect", never)
+        observing = asyncio.ensure_future(anext(changes))
+        await until(lambda: is_answered or asked.is_set())
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(tenure.Unavailable, match=r"the backend (is|was) closed"):
+            await observing
+
+
 async def test_two_loops_in_one_process_share_the_renewal_thread(url: str) -> None:
     async with tenure.connect(url) as one, tenure.connect(url) as two:
         assert [t.name for t in threading.enumerate()].count("tenure-renewals") == 1

@@ -41,7 +41,7 @@ from tenure._lease import Grant, HeldBy, Metadata, NoAnswer, Vacant
 from tenure._runtime.alarms import Alarm
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import LoopProbe
-from tenure._runtime.tasks import Tasks
+from tenure._runtime.tasks import Tasks, is_cancelled
 from tenure.errors import TenureError, Unavailable, in_words
 from tenure.events import Event, Reason
 
@@ -50,6 +50,9 @@ REQUESTS_MAX = 32
 
 BATCH_MAX = 500
 """Renewals in one call to the store: enough to be cheap, few enough not to delay others."""
+
+NOT_OBSERVED = "the backend was closed, so its leaders can't be observed any more; connect again"
+"""What who observes leaders is told at the end of the backend."""
 
 
 class WorkHost(Protocol):
@@ -425,9 +428,9 @@ class Driver:
                 except Unavailable:
                     found = None  # don't know: the last answer stays valid; ask again
                 except (Exception, asyncio.CancelledError) as error:
-                    if seen is None or ends_this_task(error):
+                    if ends_this_task(error) or (seen is None and isinstance(error, Exception)):
                         raise
-                    found = None  # an earlier request succeeded: ask again
+                    found = None  # an earlier request succeeded, or the end of the backend has cancelled it: look again
                 is_answered = found is not None
                 if found is None:
                     if not self._is_closing:  # keep the pause, whatever was hinted meanwhile
@@ -444,7 +447,7 @@ class Driver:
                         await woken.wait()
                 except TimeoutError:
                     pass
-            raise Unavailable("the backend was closed, so its leaders can't be observed any more; connect again")
+            raise Unavailable(NOT_OBSERVED)
         finally:
             self._watches.discard(woken)
             if hints:
@@ -461,12 +464,6 @@ class Driver:
                     raise
                 # Hints are optional: callers also poll.
             await asyncio.sleep(pause)
-
-
-def is_cancelled() -> bool:
-    """Whether the current task is being cancelled; user code may also raise ``CancelledError`` by itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def ends_this_task(error: BaseException) -> bool:

@@ -11,9 +11,9 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from tenure._election.driver import Driver
+from tenure._election.driver import NOT_OBSERVED, Driver
 from tenure._election.handle import HOLDER_BYTES, CandidateHandle, CandidateSettings
 from tenure._election.health import Health, HealthCheck
 from tenure._election.status import CandidateStatus
@@ -24,8 +24,11 @@ from tenure._lease import NO_METADATA, HeldBy, Leader, Metadata, Vacant, leader_
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._timing import Timing
-from tenure.errors import ConfigError, TenureError, TermLost, refuse_generator
+from tenure.errors import ConfigError, TenureError, TermLost, Unavailable, refuse_generator
 from tenure.events import Event
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Work = Callable[[Term], Awaitable[Any]]
 """``work(term)``: async; it is called when this process is elected, and cancelled when the term ends."""
@@ -178,14 +181,19 @@ class Election:
         changes: asyncio.Queue[HeldBy | Vacant | Exception] = asyncio.Queue()
 
         async def watch() -> None:  # on the renewal loop, to its end: a generator can't be closed from another
-            try:
-                async with aclosing(self._driver.watch(self.name, self.timing.retry_every, self.timing.ttl)) as answers:
-                    async for answer in answers:
-                        loop.call_soon_threadsafe(changes.put_nowait, answer)
-            except Exception as error:
-                loop.call_soon_threadsafe(changes.put_nowait, error)
+            async with aclosing(self._driver.watch(self.name, self.timing.retry_every, self.timing.ttl)) as answers:
+                async for answer in answers:
+                    loop.call_soon_threadsafe(changes.put_nowait, answer)
+
+        def ended(watching: Future[None]) -> None:
+            error = None if watching.cancelled() else watching.exception()
+            # The renewal loop may end before it, and cancels it then.
+            told = error if isinstance(error, Exception) else Unavailable(NOT_OBSERVED)
+            with suppress(RuntimeError):  # this loop is closed
+                loop.call_soon_threadsafe(changes.put_nowait, told)
 
         watching = self._renewal_thread.submit(watch)
+        watching.add_done_callback(ended)
         try:
             while not isinstance(change := await changes.get(), Exception):
                 yield leader_of(change)

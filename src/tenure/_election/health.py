@@ -7,7 +7,7 @@ import contextvars
 import inspect
 from collections.abc import Awaitable, Callable
 
-from tenure._election.driver import is_cancelled
+from tenure._runtime.tasks import is_cancelled
 from tenure._runtime.threads import in_thread
 from tenure.errors import in_words
 

@@ -1,4 +1,4 @@
-"""Tasks that run beside others: kept until they are done."""
+"""Tasks that run beside others, kept until they are done; and whether one is cancelled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def is_cancelled() -> bool:
+    """Whether the current task is being cancelled: also what it waits for may be, and user code may raise that, too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Tasks:
