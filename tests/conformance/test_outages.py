@@ -63,6 +63,9 @@ class SessionsHarness(ServiceBusHarness):
         await broker.accept(name, None, self.lock)
 
 
+# Redis' driver that is cancelled just when its connection stands leaves it to be collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 STORES: dict[str, type[Any]] = {
     "Etcd": EtcdHarness,
     "Etcd, three members": ClusterHarness,

@@ -47,6 +47,9 @@ USERS = [
 ]
 """Who pauses, in which module."""
 
+# Redis' driver that is cancelled just when its connection stands leaves it to be collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 __all__ = ["pauses", "refusing"]  # fixtures
 
 

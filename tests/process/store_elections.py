@@ -49,7 +49,8 @@ class Acts:
     """What the leaders did, in a Redis."""
 
     def __init__(self, server: Redis) -> None:
-        self.url = f"unix://{server.folder}/acts.sock"  # it reaches every network namespace
+        # A socket reaches every network namespace; a busy machine may answer late.
+        self.url = f"unix://{server.folder}/acts.sock?socket_timeout={PATIENCE:g}"
         self.log = server.folder / "candidates.log"
         self._client: Any = aioredis.Redis.from_url(self.url, decode_responses=True)
 

@@ -18,7 +18,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -28,6 +28,9 @@ from tests.servers.process import Server
 
 CAN_TURN = sys.platform == "linux" and platform.machine() == "x86_64" and Path("/proc/self/task").is_dir()
 """Whether clocks of processes can be turned on this machine: the code below is machine code."""
+
+IDLE, IDLE_WITHIN = frozenset("SI"), 1.0
+"""The states of threads that wait; and the seconds within which a process has some moment in which all do."""
 
 FUNCTION = b"__vdso_clock_gettime"
 DYNSYM = 11
@@ -75,7 +78,8 @@ class TurnedProcess:
         self._function = self._vdso.start + offset
 
     def turn(self, seconds: float) -> None:
-        """Put its clocks forward."""
+        """Put its clocks forward, when it has done what it was asked before, or is not idle for ``IDLE_WITHIN``."""
+        self._until_idle()
         self._turned += round(seconds * 1e9)
         is_new = self._turned == round(seconds * 1e9)
         code = _CODE.ljust(_TURNED_AT, b"\x90")
@@ -85,6 +89,11 @@ class TurnedProcess:
                 os.pwrite(memory, code + written, self._function)
             else:
                 os.pwrite(memory, written, self._function + _TURNED_AT)
+
+    def _until_idle(self) -> None:
+        """Wait until no thread runs: what a client has sent, and what has no answer, would count from later on."""
+        with suppress(AssertionError):
+            wait_until(lambda: states_of(self._pid) <= IDLE | STOPPED, within=IDLE_WITHIN)
 
     @contextmanager
     def _memory(self) -> Iterator[int]:

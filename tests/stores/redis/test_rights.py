@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -67,9 +67,11 @@ def url_of(server: Redis, user: str) -> str:
 
 
 async def test_the_first_user_does_all(server: Redis) -> None:
-    async with acting(url_of(server, "tenure")) as backend, backend.election("held", ttl=TTL).campaign():
-        assert await backend.election("held").ask_to_resign()
-        assert {"held", "led"} <= set(await backend.leaders())
+    async with acting(url_of(server, "tenure")) as backend:
+        with suppress(tenure.TermLost):  # the leader steps down as soon as it learns of the wish
+            async with backend.election("held", ttl=TTL).campaign():
+                assert {"held", "led"} <= set(await backend.leaders())
+                assert await backend.election("held").ask_to_resign()
         queue = backend.queue("all", max_deliveries=5)
         await queue.declare(lock=99)
         await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(4)])
