@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,6 +196,30 @@ async def test_a_key_with_a_password_is_opened_by_the_one_in_the_url(
         await backend.close()
     assert "has a password that is missing or wrong" in str(await refused(f"{url}&sslpassword=another"))
     assert "has a password that is missing or wrong" in str(await refused(url))
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+async def test_an_attempt_given_up_at_any_step_leaves_nothing_behind(
+    server: Postgres, authority: Authority, is_trusted: bool
+) -> None:
+    """No connection, and no traceback of a future that the driver has forgotten."""
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    known = authority if is_trusted else Authority("another authority")
+    backend = postgres.open(Url.parse(f"{server.url}?sslrootcert={known.certificate}"))
+    client = backend.leases._client
+    for turns in range(40):
+        connecting = asyncio.ensure_future(client.connect())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        [end] = await asyncio.gather(connecting, return_exceptions=True)
+        if not isinstance(end, BaseException):
+            end.terminate()
+    await backend.close()
+    await asyncio.sleep(0)  # what was terminated ends
+    gc.collect()
+    assert complaints == []
 
 
 async def refused(url: str) -> TenureError:

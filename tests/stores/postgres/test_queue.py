@@ -904,7 +904,7 @@ async def test_nothing_is_lost_with_marks_that_are_raised_all_the_time(
 async def behind_a_proxy(server: Postgres) -> AsyncIterator[tuple[Broker, FaultProxy]]:
     """Yield a broker whose answers can be lost."""
     async with FaultProxy("127.0.0.1", server.port) as proxy:
-        through = server.url.replace(f":{server.port}/", f":{proxy.port}/")
+        through = (await migrated(server)).url.replace(f":{server.port}/", f":{proxy.port}/")
         async with opened(f"{through}?pool=1&timeout=5&listen=false") as backend:
             yield backend.broker, proxy
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
@@ -148,6 +148,9 @@ def _no_schema(url: Url, options: Options) -> str:
 CONNECT_MIN = 5.0
 """Seconds that an attempt to connect may take, however short the requests: it takes more round trips than they do."""
 
+ENDS_WITHIN = 1.0
+"""Seconds for which an attempt to connect may go on that is not needed any more."""
+
 # Types of arrays and of their elements, by their numbers, which never change. The driver would look them up on each
 # new connection, in six round trips.
 _ARRAYS = {1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 701, 1231: 1700, 1185: 1184, 3807: 3802}
@@ -244,18 +247,23 @@ class Client:
         return self.options.timeout if within is None else min(within, self.options.timeout)
 
     async def connect(self, **settings: str) -> Connection:
-        """Open a connection, with *settings* of the server for it. The caller translates errors."""
+        """Open a connection, with *settings* of the server for it. The caller translates errors.
+
+        If the caller is cancelled, this may go on for ``ENDS_WITHIN`` seconds.
+        """
         options = self.options
         self._quotable = passwords_of(self.url, options)  # anew, as the driver does: the file may have changed
         hide(*self._quotable)
         try:
-            connection = await asyncpg.connect(
-                self._dsn.reveal(),
-                timeout=options.connect_timeout or max(options.timeout, CONNECT_MIN),
-                statement_cache_size=200 if options.prepared else 0,
-                max_cached_statement_lifetime=0,
-                target_session_attrs=SessionAttribute(options.target_session_attrs),
-                server_settings={"application_name": options.application_name, **settings},
+            connection = await _unless_given_up(
+                asyncpg.connect(
+                    self._dsn.reveal(),
+                    timeout=options.connect_timeout or max(options.timeout, CONNECT_MIN),
+                    statement_cache_size=200 if options.prepared else 0,
+                    max_cached_statement_lifetime=0,
+                    target_session_attrs=SessionAttribute(options.target_session_attrs),
+                    server_settings={"application_name": options.application_name, **settings},
+                )
             )
         except (ClientConfigurationError, ValueError) as error:
             if isinstance(error, OSError):  # a certificate that isn't trusted
@@ -337,6 +345,31 @@ class Client:
                 f"this one, which knows {VERSION}; install that newer one here (tenure migrate doesn't go back)"
             )
         self._checked = True
+
+
+async def _unless_given_up(opening: Coroutine[Any, Any, Connection]) -> Connection:
+    """Return the connection that comes of *opening*; if the caller is cancelled, let it end by itself for a moment.
+
+    An attempt of the driver that is cancelled when its socket has just been connected leaves a failed future behind, of
+    which asyncio writes a traceback: below the one line for which a command ends, for instance.
+    """
+    attempt = asyncio.ensure_future(opening)
+    try:
+        await asyncio.wait({attempt})
+    except asyncio.CancelledError:
+        attempt.add_done_callback(_terminate)
+        try:
+            await asyncio.wait({attempt}, timeout=ENDS_WITHIN)
+        finally:
+            attempt.cancel()
+        await asyncio.wait({attempt})
+        raise
+    return attempt.result()
+
+
+def _terminate(attempt: asyncio.Future[Connection]) -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().terminate()
 
 
 def _had_no_effect(error: Exception) -> bool:
