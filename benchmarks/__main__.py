@@ -25,6 +25,7 @@ KNOWN = (
     "servicebus",
     "rabbit_queue",
     "short_use",
+    "instructions",
     "service",
     "telemetry",
 )

@@ -124,7 +124,7 @@ class QueueContext:
         """
         if not self.is_ready:
             await self._make_ready()
-        elif self.is_check_due:
+        elif self._check_at < math.inf and self.is_check_due:  # most queues need no look at the clock
             await self._check()
         elif self.settings.dead_retention == math.inf:
             return
@@ -334,7 +334,7 @@ class QueueContext:
     async def accept(self, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or for None the next free one with a message waiting."""
         answer = await self.broker.accept(self.name, session, lock)
-        if not self.is_ready:
+        if self.expected:
             await self.stay_ready()
         return answer
 

@@ -25,7 +25,8 @@ class Generations:
         self.check_every = check_every
         self._counts: dict[str, int] = {}
         self._marks: dict[str, Hashable] = {}
-        self._followed: set[str] = set()
+        self.followed: set[str] = set()
+        """The queues of which something is expected: of others, a broker need not ask for marks."""
         self._numbers = count(1)  # each is taken once, whatever threads there are
 
     def of(self, queue: str) -> int:
@@ -37,7 +38,7 @@ class Generations:
 
         An answer that comes late may bring an old mark: then the number changes in vain.
         """
-        if queue in self._followed and self._marks.get(queue, _UNKNOWN) != mark:
+        if queue in self.followed and self._marks.get(queue, _UNKNOWN) != mark:
             self._marks[queue] = mark
             self.rise(queue)
 
@@ -47,13 +48,9 @@ class Generations:
 
     def rise(self, queue: str) -> None:
         """Note that *queue* seems not to be there, or was made just now: its next mark may be another one."""
-        if queue in self._followed:
+        if queue in self.followed:
             self._counts[queue] = next(self._numbers)
 
     def follow(self, queue: str) -> None:
-        """Note that something is expected of *queue*: of others, a broker need not ask for marks."""
-        self._followed.add(queue)
-
-    def follows(self, queue: str) -> bool:
-        """Return whether anything is expected of *queue*."""
-        return queue in self._followed
+        """Note that something is expected of *queue*."""
+        self.followed.add(queue)

@@ -12,7 +12,6 @@ from tenure._queue.outgoing import Outgoing, checked
 
 if TYPE_CHECKING:
     from tenure._queue.requests import Requests
-    from tenure._telemetry.telemetry import Telemetry
 
 
 class Producer:
@@ -26,36 +25,36 @@ class Producer:
         context = self._context
         await context.ready()
         ready = checked((message,), context.settings.body_max, context.broker.traits.body_max)
-        if context.telemetry is not None:
-            return (await self._send_observed(ready, context.telemetry))[0]
-        return (await self._send(ready))[0]
+        send = context.broker.send if context.telemetry is None else self._send_observed
+        ids = await send(context.name, ready)
+        if context.expected:
+            await context.stay_ready()
+        return ids[0]
 
     async def send_batch(self, messages: Iterable[Outgoing]) -> list[str]:
         """Send many messages in one step; return their ids once the store has them."""
         context = self._context
         await context.ready()
         ready = checked(list(messages), context.settings.body_max, context.broker.traits.body_max)
-        if ready and context.telemetry is not None:
-            return list(await self._send_observed(ready, context.telemetry))
-        return list(await self._send(ready)) if ready else []
-
-    async def _send(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        context = self._context
-        ids = await context.broker.send(context.name, messages)
-        if not context.is_ready:
+        if not ready:
+            return []
+        send = context.broker.send if context.telemetry is None else self._send_observed
+        ids = await send(context.name, ready)
+        if context.expected:
             await context.stay_ready()
-        return ids
+        return list(ids)
 
-    async def _send_observed(self, messages: list[Outgoing], telemetry: Telemetry) -> Sequence[str]:
+    async def _send_observed(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         context = self._context
+        assert context.telemetry is not None
         begun = context.clock.now()
         with (
             nullcontext(messages)
             if context.tracing is None
-            else context.tracing.sending(context.name, messages) as ready
+            else context.tracing.sending(queue, list(messages)) as ready
         ):
-            ids = await self._send(ready)
-        telemetry.sent(context.name, len(ids), context.clock.now() - begun)
+            ids = await context.broker.send(queue, ready)
+        context.telemetry.sent(queue, len(ids), context.clock.now() - begun)
         return ids
 
 

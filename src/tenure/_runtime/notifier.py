@@ -26,20 +26,21 @@ class Notifier:
         """Return an iterator that yields once for every notification, or burst of them, from now on."""
         with self._lock:
             listener = Listener(self._lock, self._waiting, closed=self._closed)
-            known = [ref for ref in self._listeners.get(topic, ()) if ref() is not None]
-            self._listeners[topic] = [*known, weakref.ref(listener)]
+            self._keep(topic, [*self._alive(topic), listener])
         return listener
 
     def notify(self, topic: str) -> None:
         """Wake every listener of *topic*."""
         with self._lock:
-            alive = self._alive(topic)
-            if alive:
-                self._listeners[topic] = [weakref.ref(listener) for listener in alive]
-            else:
-                self._listeners.pop(topic, None)
-            for listener in alive:
-                listener.wake()
+            has_ended = False
+            for ref in self._listeners.get(topic, ()):
+                listener = ref()
+                if listener is None or listener.closed:
+                    has_ended = True
+                else:
+                    listener.wake()
+            if has_ended:
+                self._keep(topic, self._alive(topic))
 
     def notify_all(self) -> None:
         """Wake every listener of every topic."""
@@ -54,6 +55,12 @@ class Notifier:
     def _alive(self, topic: str) -> list[Listener]:
         found = (ref() for ref in self._listeners.get(topic, ()))
         return [listener for listener in found if listener is not None and not listener.closed]
+
+    def _keep(self, topic: str, listeners: list[Listener]) -> None:
+        if listeners:
+            self._listeners[topic] = [weakref.ref(listener) for listener in listeners]
+        else:
+            self._listeners.pop(topic, None)
 
     def close(self) -> None:
         """End every iterator, and every one that is made later."""

@@ -176,9 +176,10 @@ class Transitions(Client):
         return queue
 
     def _note_generation(self, name: str) -> None:
-        home = name.removesuffix(DEAD_SUFFIX)
-        stored = self._memory.queues.get(home)
-        self.generations.note(home, None if stored is None else stored.generation)
+        if self.generations.followed:
+            home = name.removesuffix(DEAD_SUFFIX)
+            stored = self._memory.queues.get(home)
+            self.generations.note(home, None if stored is None else stored.generation)
 
     def _expire_ids(self, name: str, now: float) -> None:
         """Forget expired ids, also in queues to which nothing is sent any more."""

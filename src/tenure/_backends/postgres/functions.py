@@ -62,7 +62,7 @@ class QueueFunctions:
 
     async def rows_about(self, name: str, queue: str, *values: object) -> list[Any]:
         """Return the rows of a function about *queue*, its first argument; note its generation if it is followed."""
-        if not self.generations.follows(queue):
+        if queue not in self.generations.followed:
             return await self.rows(name, queue, *values)
         call = self.call_text(name, 1 + len(values))
         rows = await self._client.fetch(
@@ -76,7 +76,7 @@ class QueueFunctions:
 
     async def call_about(self, name: str, queue: str, *values: object) -> Any:
         """Return the result of a function about *queue*, its first argument, and note its generation, as above."""
-        if not self.generations.follows(queue):
+        if queue not in self.generations.followed:
             return await self.call(name, queue, *values)
         statement = f"SELECT {self.call_text(name, 1 + len(values))}, {self.made}"
         [(answer, made)] = await self._client.fetch(statement, queue, *values)
@@ -91,7 +91,7 @@ class QueueFunctions:
     async def rows_with_deaths(self, name: str, queue: str, *values: object) -> list[Any]:
         """Return the rows of a function, and note the deaths of *queue* that it found; without rows, one of NULLs."""
         call = self.call_text(name, 1 + len(values))
-        follows = self.generations.follows(queue)
+        follows = queue in self.generations.followed
         made = self.made if follows else "NULL"
         rows = await self._client.fetch(
             f"SELECT (SELECT {_DEATHS}), {made}, f.* FROM (SELECT) AS x LEFT JOIN LATERAL {call} AS f ON true",

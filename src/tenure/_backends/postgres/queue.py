@@ -148,7 +148,7 @@ class PostgresBroker:
         )
         if not LIMITS.isdisjoint(changes):
             self._wake.notify(f"queue:{queue}")
-        if self.generations.follows(queue):
+        if queue in self.generations.followed:
             [(made,)] = await self._client.fetch(f"SELECT {self._functions.made}", queue)
             self.generations.note(queue, made)
         return _settings_of(row)
@@ -185,7 +185,7 @@ class PostgresBroker:
         """Keep *message* in the fastest way; return its number, or None if it has to be kept by ``send_many``."""
         if not (self._client.options.prepared and is_ready_at_once(message)):  # to plan it each time takes longer
             return None
-        if not self.generations.follows(queue):
+        if queue not in self.generations.followed:
             rows = await self._client.fetch(self._sending["send_one"], queue, *values_of(message))
         elif rows := await self._client.fetch(self._send_one_noted, queue, *values_of(message)):
             self.generations.note(queue, rows[0][1])
