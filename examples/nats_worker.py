@@ -17,7 +17,7 @@ async def serve(message: tenure.Message) -> None:
 
 async def main() -> None:
     async with tenure.connect(URL) as backend:
-        orders = backend.queue("orders", lock=30, max_deliveries=10)
+        orders = backend.queue("orders")  # with the settings that were declared, or else the usual ones
         # Another program sends with: nats pub shop.orders 17
         await orders.send_batch([tenure.Outgoing(order) for order in (b"17", b"eighteen", b"19")])
         await orders.consume(serve, until_empty=True)  # a service leaves until_empty out

@@ -250,7 +250,7 @@ def read_answer(given: Any) -> None:
         lambda: part_of(answer, "config"),
         lambda: number_in(part_of(answer, "state"), "messages"),
         lambda: names_in(answer, "streams"),
-        lambda: stored(message(as_bytes(given))),
+        lambda: stored(message(as_bytes(given)), "KV_tenure-leases"),
         lambda: use_text(stored_in(answer).subject),
     ]
     for use in uses:

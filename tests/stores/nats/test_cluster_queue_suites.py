@@ -13,11 +13,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.errors import NO_PEERS, Refusal
 from tenure._backends.nats.places import SERIALIZABLE
 from tenure._queue.broker import Broker
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Settled, Settlement
+from tenure.errors import Unavailable
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
@@ -149,6 +152,26 @@ class TestNatsClusterQueues(BrokerSuite):
         monkeypatch.setattr(Connection, "publish", lose)
         assert list((await broker.receive(name, 1, harness.lock)).deliveries) == []
         assert lost
+
+    async def test_a_queue_is_made_when_each_server_is_heard_of_again(
+        self, harness: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broker = await harness.open()
+        call, refused = Client.call, list[str]()
+
+        async def refuse(client: Client, connection: Connection, path: str, *given: Any, **more: Any) -> Any:
+            if path.startswith("STREAM.CREATE.") and len(refused) < 3:
+                refused.append(path)
+                raise Refusal(NO_PEERS, "no suitable peers for placement")
+            return await call(client, connection, path, *given, **more)
+
+        monkeypatch.setattr(Client, "call", refuse)
+        await broker.send(name, [Outgoing(b"a")])
+        assert len(refused) == 3
+        refused.clear()
+        monkeypatch.setattr(Client, "pauses", lambda *_, **__: iter(()))
+        with pytest.raises(Unavailable, match="too few servers at present"):
+            await broker.send(f"{name}-other", [Outgoing(b"a")])
 
 
 class TestNatsClusterQueueFaults(BrokerFaultSuite):

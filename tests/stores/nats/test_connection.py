@@ -12,6 +12,7 @@ from nats.aio.client import Client as Driver
 from nats.errors import Error
 
 import tenure
+from tenure import Unavailable
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NotPermitted
 from tenure._backends.nats.transport import Transport
@@ -127,3 +128,9 @@ async def test_a_server_that_another_announces_is_not_asked() -> None:
                 await backend.leaders()
     assert b"hush" in connections[0]
     assert announced == []
+
+
+async def test_a_server_that_accepts_and_says_nothing_was_asked_nothing(silent: str) -> None:
+    async with tenure.connect(f"nats://{silent}/?timeout=0.2") as backend:
+        with pytest.raises(Unavailable, match=r"can't be reached: no answer within 0\.2 s; check"):
+            await backend.queue("orders").send(b"x")

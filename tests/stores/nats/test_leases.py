@@ -77,7 +77,9 @@ async def stored(backend: nats.NatsBackend, prefix: str, name: str) -> tuple[Jso
 
 async def put(backend: nats.NatsBackend, prefix: str, key: str, body: bytes) -> None:
     client = backend._client
-    await client.run(lambda connection: client.store(connection, f"$KV.{prefix}-leases.{key}", body))
+    await client.run(
+        lambda connection: client.store(connection, f"KV_{prefix}-leases", f"$KV.{prefix}-leases.{key}", body)
+    )
 
 
 async def granted(backend: nats.NatsBackend, name: str, holder: str = "ann#1", ttl: float = TTL) -> Grant:
@@ -190,8 +192,9 @@ async def test_tokens_rise_over_a_deleted_key(server: Nats, prefix: str, how: st
         old = await granted(ann, "job")
         subject = f"$KV.{prefix}-leases.job"
         if how == "deleted":  # as `nats kv del` does
-            client = bob._client
-            await client.run(lambda connection: client.store(connection, subject, b"", {"KV-Operation": "DEL"}))
+            client, stream = bob._client, f"KV_{prefix}-leases"
+            headers = {"KV-Operation": "DEL"}
+            await client.run(lambda connection: client.store(connection, stream, subject, b"", headers))
         else:
             await called(bob, f"STREAM.PURGE.KV_{prefix}-leases", {"filter": subject})
         assert await ann.leases.inspect("job") == Vacant("job", old.token)
@@ -428,7 +431,7 @@ async def test_a_full_server_refuses_every_write_and_keeps_what_it_has() -> None
             client = backend._client
             with pytest.raises(Unavailable, match="is full, and stored nothing"):
                 for _ in range(100):
-                    await client.run(lambda connection: client.store(connection, "ballast", bytes(10_000)))
+                    await client.run(lambda connection: client.store(connection, "ballast", "ballast", bytes(10_000)))
             asked: list[Callable[[], Awaitable[object]]] = [
                 lambda: backend.leases.renew([grant], TTL),
                 lambda: backend.leases.acquire("new", "bob#1", TTL),

@@ -40,6 +40,7 @@ from tenure.testing.conformance import (
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, Kill, hold, kill, late
 from tests.clocks import TurnedClock
+from tests.durations import stretched
 from tests.servers import Nats, NatsCluster, shared
 from tests.servers.nats import PINGS
 from tests.servers.turned_process import CAN_TURN, steps
@@ -64,6 +65,7 @@ class Way:
         self._login = login
         self._options = options
         self._left: list[Connection] = []
+        self.is_held = False
 
     async def open(self) -> nats.NatsBroker:
         await self.proxy.__aenter__()
@@ -71,6 +73,15 @@ class Way:
         self.backend = nats.open(Url.parse(url), clock=self._clock)
         await self.backend.broker.settings("warm")  # connected, so that a fault concerns the test's request
         return self.backend.broker
+
+    async def flush(self) -> None:
+        """Wait until the server has read what was published without an answer; not for long, as it may be cut off."""
+        if self.is_held:
+            return
+        for connection in list(self.backend._client._connections.values()):
+            with suppress(TimeoutError, driver.errors.Error, OSError):
+                async with asyncio.timeout(stretched(0.5)):
+                    await connection.flush()
 
     def leave_connection(self) -> None:
         """Let the next request open a new connection; the present one stays open, with what it still carries."""
@@ -148,8 +159,10 @@ class NatsQueueHarness(QueueHarness):
         return self._server.ahead
 
     async def pass_time(self, seconds: float) -> None:
-        """Turn the clocks of the servers and of the clients."""
+        """Turn the clocks of the servers and of the clients, when the servers have read what was put off."""
         if CAN_TURN:
+            for way in self._ways.values():
+                await way.flush()
             for step in steps(seconds, self._turned.step_max):
                 self._clock.turned += step
                 await asyncio.to_thread(self._turned.turn, step)
@@ -244,9 +257,13 @@ class NatsQueueHarness(QueueHarness):
     @asynccontextmanager
     async def hold(self, broker: Broker, direction: Direction = "down") -> AsyncIterator[Begin]:
         way = self._ways[broker]
-        with way.patient(self.lock):
-            async with hold(way.proxy, direction=direction, is_noise=PINGS.__contains__) as begin:
-                yield begin
+        way.is_held = True
+        try:
+            with way.patient(self.lock):
+                async with hold(way.proxy, direction=direction, is_noise=PINGS.__contains__) as begin:
+                    yield begin
+        finally:
+            way.is_held = False
 
 
 class TestNatsQueues(BrokerSuite):

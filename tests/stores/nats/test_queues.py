@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import ParseResult
 
 import nats as driver
 import pytest
 import pytest_asyncio
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
 import tenure
 from tenure._backends import nats
+from tenure._backends.nats import receiving
+from tenure._backends.nats.client import Client
+from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.message_format import HEADERS_TOO_LONG
-from tenure._backends.nats.receiving import TOO_LARGE_FOR
+from tenure._backends.nats.messages import Found
+from tenure._backends.nats.receiving import TOO_LARGE_FOR, Receiving
 from tenure._backends.nats.storing import Storing
+from tenure._backends.nats.transport import Transport
 from tenure._checks import LONGEST
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING
@@ -459,6 +467,130 @@ async def test_a_stream_of_another_program_with_the_same_subjects_is_refused(
             await backend.queue("orders", lock=5.0).declare(lock=5.0)
 
 
+async def test_a_message_that_the_stream_of_another_program_takes_is_not_answered_as_sent(
+    native: JetStreamContext, url: str
+) -> None:
+    prefix = prefix_of(url)
+    await native.add_stream(name=f"theirs-{prefix}", subjects=[f"{prefix}.orders.>"])
+    async with tenure.connect(url) as backend:
+        with pytest.raises(ConfigError, match=f"'theirs-{prefix}' has taken what is for '{prefix}_orders'"):
+            await backend.queue("orders").send(b"x")
+
+
+async def test_a_dead_letter_that_the_stream_of_another_program_takes_is_kept(
+    native: JetStreamContext, url: str
+) -> None:
+    prefix = prefix_of(url)
+    await native.add_stream(name=f"theirs-{prefix}", subjects=[f"{prefix}.orders=24dead.>"])
+    async with tenure.connect(url) as backend:
+        queue = backend.queue("orders")
+        await queue.send(b"x")
+        [message] = await queue.receive(wait=5)
+        await message.dead_letter("broken")
+        for _ in range(3):  # it is moved by whoever meets it; their stream has refused, or kept, a copy by then
+            with suppress(ConfigError):
+                assert await queue.receive() == []
+        await native.delete_stream(f"theirs-{prefix}")
+
+        async def is_moved() -> bool:
+            assert await queue.receive() == []
+            return bool(await queue.dead_letters.peek())
+
+        await until(is_moved)
+
+
+async def test_a_message_that_two_streams_take_is_sent(
+    native: JetStreamContext, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in two domains, of which one audits: either may be the first to answer."""
+    request_all = Connection.request_all
+
+    async def audited(connection: Connection, *given: Any) -> list[Msg]:
+        answers = await request_all(connection, *given)
+        for one in answers:
+            one.data = json.dumps({**json.loads(one.data), "stream": "audit", "seq": 7}).encode()
+        return answers
+
+    async with tenure.connect(url) as backend:
+        queue = backend.queue("orders")
+        first = await queue.send(b"x")
+        monkeypatch.setattr(Connection, "request_all", audited)
+        ids = [first, *await queue.send_batch([tenure.Outgoing(b"y"), tenure.Outgoing(b"z")])]
+        monkeypatch.undo()
+        got = [one.id for _ in ids for one in await queue.receive(wait=5)]
+        assert got == ids
+
+
+async def test_who_waits_for_a_connection_is_told_that_the_backend_is_closed(silent: str) -> None:
+    """He is not cancelled: nobody has cancelled him, and he would end without a word."""
+    backend = nats.open(Url.parse(f"nats://{silent}/"))
+    sending, other = (asyncio.ensure_future(backend.broker.send("orders", [Outgoing(b"x")])) for _ in range(2))
+    await until(lambda: backend._client._connecting)
+    other.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await other
+    await backend.close()
+    with pytest.raises(Unavailable, match="is closed; connect again"):
+        await sending
+
+
+async def test_a_connection_that_comes_during_a_close_is_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The close is on another thread: it has begun when the connection is there, and has not found it."""
+    opened, goes_on = asyncio.Event(), asyncio.Event()
+    connections: list[Connection] = []
+    connect = Client._connect
+
+    async def connect_slowly(client: Client) -> Connection:
+        connections.append(await connect(client))
+        opened.set()
+        await goes_on.wait()
+        return connections[0]
+
+    class ClosedMeanwhile(dict[asyncio.AbstractEventLoop, Connection]):
+        def __setitem__(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+            backend._client._closed, backend._client._connections = True, {}
+            super().__setitem__(loop, connection)
+
+    monkeypatch.setattr(Client, "_connect", connect_slowly)
+    backend = nats.open(Url.parse(url))
+    sending = asyncio.ensure_future(backend.broker.send("orders", [Outgoing(b"x")]))
+    await opened.wait()
+    backend._client._connections = ClosedMeanwhile()
+    goes_on.set()
+    with pytest.raises(Unavailable, match="is closed; connect again"):
+        await sending
+    await until(lambda: connections[0].is_lost)
+
+
+async def test_a_close_does_not_wait_for_an_attempt_that_forgets_its_end(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before Python 3.12, where a wait forgets that it was cancelled if its answer comes at the same moment."""
+    connect, begun, cancelled, goes_on = Transport.connect, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def connect_forgetfully(transport: Transport, uri: ParseResult, **given: Any) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+        await goes_on.wait()
+        await connect(transport, uri, **given)
+
+    monkeypatch.setattr(Transport, "connect", connect_forgetfully)
+    backend = nats.open(Url.parse(url))
+    sending = asyncio.ensure_future(backend.broker.send("orders", [Outgoing(b"x")]))
+    await begun.wait()
+    await backend.close()
+    with pytest.raises(Unavailable, match="is closed; connect again"):
+        await sending
+    await cancelled.wait()
+    goes_on.set()
+    [attempt] = backend._client._attempts
+    connection = await attempt
+    await until(lambda: connection.is_lost)
+
+
 async def test_a_late_verdict_says_so(url: str) -> None:
     async with tenure.connect(url) as backend:
         queue = backend.queue("orders", lock=SHORT)
@@ -577,6 +709,71 @@ async def test_a_claim_that_is_given_up_leaves_nothing_locked(url: str) -> None:
 
     await until(all_are_back, within=10 * LOCK)
     assert set(counts) == {2}
+    for backend in backends:
+        await backend.close()
+
+
+async def test_a_lock_is_no_longer_if_its_copy_comes_late(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer learns of a message after its sender was answered; on a busy machine, the next request is faster."""
+    pull, asked = Receiving.pull, []
+
+    async def pull_before_copies(receiving: Receiving, *given: Any) -> tuple[list[Found], bool]:
+        asked.append(given[-1])
+        at_once = isinstance(given[-1], int)  # the last one is what is wanted, not how long it waits
+        return ([], False) if at_once and len(asked) > 1 else await pull(receiving, *given)
+
+    backend = nats.open(Url.parse(url), clock=CLOCK)
+    await backend.broker.send("orders", [Outgoing(b"%d" % number) for number in range(3)])
+    assert len(await receive(backend.broker)) == 3
+    await pass_time(LATE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Receiving, "pull", pull_before_copies)
+        patch.setattr(receiving, "JUST_SENT", 5.0)  # until all have come
+        assert len(await receive(backend.broker)) == 3
+    for connection in backend._client._connections.values():
+        await connection.flush()  # they are put off without an answer
+    await pass_time(LATE)
+    assert [one.delivery_count for one in await receive(backend.broker)] == [3] * 3
+    await backend.close()
+
+
+async def test_what_a_claim_has_pulled_before_it_is_given_up_is_given_back(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given up while it waits for the copy that it has stored, which somebody else has put off."""
+    pull, backends = Receiving.pull, [nats.open(Url.parse(url), clock=CLOCK) for _ in range(2)]
+    broker, other = (one.broker for one in backends)
+    await broker.send("orders", [Outgoing(b"a")])
+    assert len(await receive(broker, 1)) == 1
+    await pass_time(LATE)
+    pulls, is_waiting = 0, asyncio.Event()
+
+    async def pull_beside(receiving: Receiving, *given: Any) -> tuple[list[Found], bool]:
+        nonlocal pulls
+        if receiving is broker._receiving:
+            pulls += 1
+            if pulls == 2:
+                assert await receive(other, 1) == []
+                await broker.send("orders", [Outgoing(b"b")])
+            elif pulls == 3:
+                is_waiting.set()
+                await asyncio.Event().wait()
+        return await pull(receiving, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Receiving, "pull", pull_beside)
+        claiming = asyncio.ensure_future(receive(broker))
+        await is_waiting.wait()
+        claiming.cancel()
+        await asyncio.gather(claiming, return_exceptions=True)
+    found: list[Delivery] = []
+
+    async def is_back() -> bool:
+        found.extend(await receive(broker))
+        return any(one.body == b"b" for one in found)
+
+    await until(is_back)
+    assert [one.delivery_count for one in found if one.body == b"b"] == [1]
     for backend in backends:
         await backend.close()
 

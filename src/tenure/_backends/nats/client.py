@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from base64 import b64decode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -23,6 +24,9 @@ from nats.aio.msg import Msg
 from tenure._backends.nats.address import Address, Options
 from tenure._backends.nats.connection import Connection, Headers
 from tenure._backends.nats.errors import (
+    NO_PEERS,
+    STREAM_EXISTS,
+    SUBJECTS_TAKEN,
     BadAnswer,
     Disconnected,
     HandshakeFailed,
@@ -64,6 +68,9 @@ FAILURES = (
 REPEATING_SHARE = 0.5
 """The share of ``timeout`` for which a request is repeated that no server has carried out."""
 
+HEARD_WITHIN = 0.8
+"""Seconds within which a server that was not heard of for a moment is: less than is waited to acquire a short lease."""
+
 ANSWERING_SHARE = 0.125
 """The share of ``timeout`` after which a cluster that gave no answer is asked again; from then on, it doubles."""
 
@@ -92,7 +99,8 @@ class Client:
             tls_context(address, ca=options.ca, cert=options.cert, key=options.key) if options.wants_tls else None
         )
         self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
-        self._connecting: dict[asyncio.AbstractEventLoop, asyncio.Task[Connection]] = {}
+        self._connecting: dict[asyncio.AbstractEventLoop, asyncio.Future[Connection]] = {}
+        self._attempts = Tasks()
         self._closing = Tasks()
         self._worked = False
         self._closed = False
@@ -116,9 +124,13 @@ class Client:
                 connection = await self.connection()
                 answer = await ask(connection)
         except FAILURES as error:
-            if isinstance(error, TimeoutError) and connection is not None:  # of this limit, or of one request
-                self._retire(connection)
-            raise self._translated(error, within) from error
+            failure: Exception = error
+            if isinstance(error, TimeoutError):  # of this limit, of one request, or of an attempt to connect
+                if connection is not None:
+                    self._retire(connection)
+                else:  # so nothing was asked
+                    failure = ConnectionError(f"no answer within {min(within, self.options.timeout):g} s")
+            raise self._translated(failure, within) from error
         self._worked = True
         return answer
 
@@ -139,26 +151,37 @@ class Client:
             Unavailable: The client is closed.
             Exception: As the driver raises it; see :meth:`run`.
         """
-        if self._closed:
-            raise Unavailable(f"{self.address} is closed; connect again")
+        self._check_open()
         loop = asyncio.get_running_loop()
         known = self._connections.get(loop)
         if known is not None and not known.is_lost:
             return known
-        task = self._connecting.get(loop)
-        if task is None:
+        connecting = self._connecting.get(loop)
+        if connecting is None:
             for old in [one for one in list(self._connections) if one.is_closed()]:
                 del self._connections[old]
-            task = self._connecting[loop] = loop.create_task(self._connect(), name="tenure-nats-connect")
-            task.add_done_callback(lambda done: self._connected(loop, done))
-        return await asyncio.shield(task)
+            connecting = self._connecting[loop] = loop.create_future()
+            attempt = self._attempts.spawn(self._connect(), "tenure-nats-connect")
+            attempt.add_done_callback(partial(self._connected, connecting))
+            connecting.add_done_callback(lambda _: attempt.cancel())
+        await asyncio.wait((connecting,))  # who is cancelled leaves the others the attempt
+        return connecting.result()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> Unavailable:
+        return Unavailable(f"{self.address} is closed; connect again")
 
     async def close(self) -> None:
-        """Close the connections of every loop."""
+        """Close the connections of every loop, and tell who waits for one."""
         self._closed = True
-        for loop, task in list(self._connecting.items()):
+        for loop, connecting in list(self._connecting.items()):
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(task.cancel)
+                # Not by the end of the attempt: before Python 3.12, the driver's asyncio.wait_for forgets that it was
+                # cancelled if its answer comes at the same moment.
+                loop.call_soon_threadsafe(_end, connecting, self._closed_error())
         connections, self._connections = self._connections, {}
         await close_together(*(partial(on_loop, loop, connection.close) for loop, connection in connections.items()))
         await asyncio.gather(*self._closing.here(), return_exceptions=True)
@@ -194,6 +217,27 @@ class Client:
                 patience *= 2
             return read((await connection.request(subject, data)).data)
 
+    async def make_stream(self, connection: Connection, config: Json) -> None:
+        """Make a stream, unless there is one with its name: an operator's, or an older version's.
+
+        A cluster has too few servers for it while one of them has not been heard of for a moment. So it is asked again.
+
+        Raises:
+            Refusal: It refused the request.
+        """
+        pauses = self.pauses(connection, within=HEARD_WITHIN)
+        while True:
+            try:
+                await self.call(connection, f"STREAM.CREATE.{config['name']}", config)
+                return
+            except Refusal as error:
+                if error.code == STREAM_EXISTS:
+                    return
+                pause = next(pauses, None) if error.code == NO_PEERS else None
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+
     async def pages(
         self, connection: Connection, path: str, items: str, body: Mapping[str, object] | None = None
     ) -> AsyncIterator[Json]:
@@ -212,19 +256,20 @@ class Client:
     async def store(
         self,
         connection: Connection,
+        stream: str,
         subject: str,
         body: bytes,
         headers: Headers | None = None,
         *,
         last: int | None = None,
     ) -> Json:
-        """Publish a message into the stream of *subject*; return the stream's answer: ``seq``, and ``duplicate``.
+        """Publish a message into *stream*, which has *subject*; return its answer: ``seq``, and ``duplicate``.
 
         Args:
             last: If given, the sequence that the subject's last message must have; 0 if there must be none.
 
         Raises:
-            Refusal: It was refused; see ``errors.is_wrong_sequence``.
+            Refusal: It was refused, see ``errors.is_wrong_sequence``; or another stream has taken it.
             NoJetStream: No stream has this subject, or none that this server knows of.
         """
         if last is not None:
@@ -233,7 +278,7 @@ class Client:
             pauses = self.pauses(connection)
             while True:
                 try:
-                    return stored(await connection.request(subject, body, headers))
+                    return stored(await connection.request(subject, body, headers), stream)
                 except Refusal as error:
                     pause = next(pauses, None) if is_undecided(error) else None
                     if pause is None:
@@ -249,15 +294,15 @@ class Client:
         """
         return bool(connection.cluster or self.options.domain)
 
-    def pauses(self, connection: Connection) -> Iterator[float]:
+    def pauses(self, connection: Connection, *, within: float = math.inf) -> Iterator[float]:
         """Yield the seconds to wait before each further attempt of a request that no server has carried out.
 
-        A single server is asked once more, at once.
+        A single server is asked once more, at once; a cluster for *within* seconds at most.
         """
         yield 0.0
         if self.is_spread(connection):
             now = asyncio.get_running_loop().time
-            give_up, pause = now() + self.options.timeout * REPEATING_SHARE, PAUSE_FIRST
+            give_up, pause = now() + min(within, self.options.timeout * REPEATING_SHARE), PAUSE_FIRST
             while now() < give_up:
                 yield pause
                 pause = min(pause * 2, PAUSE_MAX)
@@ -280,15 +325,21 @@ class Client:
         assert failure is not None  # there is at least one server
         raise failure
 
-    def _connected(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Connection]) -> None:
+    def _connected(self, connecting: asyncio.Future[Connection], attempt: asyncio.Task[Connection]) -> None:
+        loop = attempt.get_loop()
         self._connecting.pop(loop, None)
-        if task.cancelled() or task.exception() is not None:
-            return
-        connection = task.result()
-        if self._closed:
-            self._closing.spawn(connection.close())
+        if attempt.cancelled():
+            connecting.cancel()
+        elif (error := attempt.exception()) is not None:
+            _end(connecting, error)
         else:
-            self._connections[loop] = connection
+            connection = self._connections[loop] = attempt.result()
+            if self._closed:  # looked at after that: a close on another thread may not have found the connection there
+                self._connections.pop(loop, None)
+                self._closing.spawn(connection.close())
+                _end(connecting, self._closed_error())
+            else:
+                connecting.set_result(connection)
 
     def _retire(self, connection: Connection) -> None:
         """Use *connection* no more: others that wait for its answers are told that it is lost."""
@@ -300,6 +351,13 @@ class Client:
         self._closing.spawn(connection.close())
 
 
+def _end(connecting: asyncio.Future[Connection], error: BaseException) -> None:
+    """Fail those who wait for *connecting*, if they still do; there may be none any more."""
+    if not connecting.done():
+        connecting.set_exception(error)
+        connecting.exception()
+
+
 def read(raw: bytes) -> Json:
     """Return an answer of JetStream.
 
@@ -307,25 +365,41 @@ def read(raw: bytes) -> Json:
         Refusal: It is an error.
         BadAnswer: It can't be one of JetStream.
     """
-    try:
-        answer: Json = an_object(read_json(raw, len(raw)))
-        error = read_or(an_object, answer.get("error"), {})
-    except Unreadable as bad:
-        raise BadAnswer(str(bad)) from bad
-    if error:
-        reason = read_or(a_text, error.get("description"), "no reason given")
-        raise Refusal(read_or(a_count, error.get("err_code"), 0), reason)
+    answer = _answer(raw)
+    _check(answer)
     return answer
 
 
-def stored(message: Msg) -> Json:
-    """Return the answer to a message that was to be stored: ``seq``, and ``duplicate``.
+def _answer(raw: bytes) -> Json:
+    try:
+        return an_object(read_json(raw, len(raw)))
+    except Unreadable as bad:
+        raise BadAnswer(str(bad)) from bad
+
+
+def _check(answer: Json) -> None:
+    if "error" in answer and (error := read_or(an_object, answer["error"], {})):  # each message has an answer
+        reason = read_or(a_text, error.get("description"), "no reason given")
+        raise Refusal(read_or(a_count, error.get("err_code"), 0), reason)
+
+
+def stored(message: Msg, stream: str) -> Json:
+    """Return the answer to a message that was to be stored in *stream*: ``seq``, and ``duplicate``.
 
     Raises:
-        Refusal: It was not.
+        Refusal: It was not; or another program's stream has taken it, as *stream* lacks the subject.
         BadAnswer: It can't be an answer of JetStream.
     """
-    answer = read(message.data)
+    answer = _answer(message.data)
+    taken_by = answer.get("stream", stream)
+    # Also a refusal of another one is not this stream's: it compares with its own messages.
+    if taken_by != stream and (taken_by := read_or(a_text, taken_by, stream)) != stream:
+        raise Refusal(
+            SUBJECTS_TAKEN,
+            f"the stream {taken_by!r} has taken what is for {stream!r}, where alone tenure looks for it; it may "
+            "be there, too",
+        )
+    _check(answer)
     try:
         a_count(answer.get("seq"))
     except Unreadable as bad:

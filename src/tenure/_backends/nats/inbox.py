@@ -100,7 +100,8 @@ class Inbox:
         """Keep what is *known* of an id, unless another process has written since *revision*."""
         try:
             require = partial(self._places.require, connection, self._bucket)
-            await self._places.store(connection, require, subject, json.dumps(known).encode(), last=revision)
+            body = json.dumps(known).encode()
+            await self._places.store(connection, require, self._bucket, subject, body, last=revision)
         except Refusal as error:
             if is_wrong_sequence(error):
                 return False

@@ -31,7 +31,6 @@ from tenure._backends.nats.errors import (
     NO_LEADER,
     NO_MESSAGE,
     NO_STREAM,
-    STREAM_EXISTS,
     NoJetStream,
     NotPermitted,
     Refusal,
@@ -367,7 +366,7 @@ class NatsLeases:
         for pause in HEARD_AFTER:
             await asyncio.sleep(pause)
             try:
-                answer = await self._client.store(connection, subject, written(record), last=last)
+                answer = await self._client.store(connection, self._stream, subject, written(record), last=last)
             except Refusal as error:
                 if is_wrong_sequence(error):
                     return None
@@ -418,7 +417,7 @@ class NatsLeases:
 
     async def _make_bucket(self, connection: Connection) -> None:
         """Make the bucket as other clients of NATS do, but for roll-ups, unless it is there."""
-        settings = {
+        settings: Json = {
             "name": self._stream,
             "subjects": [f"$KV.{self._bucket}.>"],
             "retention": "limits",
@@ -438,11 +437,7 @@ class NatsLeases:
             "allow_direct": True,
             "republish": {"src": f"$KV.{self._bucket}.>", "dest": f"{self._bucket}.>"},
         }
-        try:
-            await self._client.call(connection, f"STREAM.CREATE.{self._stream}", settings)
-        except Refusal as error:
-            if error.code != STREAM_EXISTS:
-                raise
+        await self._client.make_stream(connection, settings)
 
     def _patience(self, ttl: float) -> float:
         """Return the seconds to wait for an answer about a lease of *ttl* seconds: there must be time to repeat it."""

@@ -158,12 +158,15 @@ def mark_empty(headers: dict[str, str], body: bytes) -> dict[str, str]:
 
 def size_of(headers: Mapping[str, str]) -> int:
     """Return how many bytes the headers take."""
-    return 12 + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
+    size = 12
+    for name, value in headers.items():
+        size += len(name) + len(value.encode()) + 4
+    return size
 
 
-def size_again(headers: Mapping[str, str], id_: str) -> int:
-    """Return how many bytes *headers* of a message that is sent take when it is stored again, with its *id_*."""
-    return size_of(headers) + (0 if ID in headers else size_of({ID: json.dumps(id_)}))
+def size_of_id(id_: str) -> int:
+    """Return how many bytes the header takes in which a message has its id when it is stored again."""
+    return len(ID) + len(json.dumps(id_)) + 4
 
 
 def encode_to_fit(properties: Properties, body: bytes, most: int) -> dict[str, str]:

@@ -32,7 +32,6 @@ from tenure._backends.nats.errors import (
     NO_LEADER,
     NO_MESSAGE,
     NO_STREAM,
-    STREAM_EXISTS,
     NoJetStream,
     Refusal,
     is_wrong_sequence,
@@ -171,7 +170,7 @@ class Places:
 
     async def _store_record(self, connection: Connection, queue: str, body: bytes, revision: int) -> None:
         make = partial(self.make_bucket, connection)
-        await self.store(connection, make, self._subject_of(queue), body, last=revision)
+        await self.store(connection, make, self.bucket, self._subject_of(queue), body, last=revision)
 
     async def records(self, connection: Connection) -> dict[str, Record]:
         """Return the records of all queues."""
@@ -214,13 +213,14 @@ class Places:
         self,
         connection: Connection,
         make: Callable[[], Awaitable[None]],
+        stream: str,
         subject: str,
         body: bytes,
         headers: Headers | None = None,
         *,
         last: int | None = None,
     ) -> Json:
-        """Publish a message, as ``Client.store`` does; if no stream takes it, *make* one, and repeat it.
+        """Publish a message, as ``Client.store`` does; if no stream takes it, *make* that, and repeat it.
 
         Raises:
             Refusal: It was refused.
@@ -230,7 +230,7 @@ class Places:
         is_made = False
         while True:
             try:
-                return await self._client.store(connection, subject, body, headers, last=last)
+                return await self._client.store(connection, stream, subject, body, headers, last=last)
             except NoJetStream:
                 if not is_made:
                     await make()
@@ -278,11 +278,7 @@ class Places:
             "num_replicas": self._client.options.replicas,
             "allow_direct": True,
         }
-        try:
-            await self._client.call(connection, f"STREAM.CREATE.{config['name']}", {**usual, **config})
-        except Refusal as error:
-            if error.code != STREAM_EXISTS:  # with another configuration: an operator's, or an older version's
-                raise
+        await self._client.make_stream(connection, {**usual, **config})
 
     async def make(self, connection: Connection, queue: str) -> None:
         """Make the stream of *queue*, which may be one of dead letters, unless it is there."""

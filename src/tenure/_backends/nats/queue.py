@@ -15,6 +15,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -22,17 +23,19 @@ from tenure._backends.nats.client import Client, number_in, part_of, stored
 from tenure._backends.nats.configuration import BODY_MAX, WINDOW_MIN, Consumer
 from tenure._backends.nats.connection import Connection, Headers, has_no_stream
 from tenure._backends.nats.dead_letters import DeadLetters
-from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal, is_undecided
+from tenure._backends.nats.errors import NO_STREAM, SUBJECTS_TAKEN, NoJetStream, NotPermitted, Refusal, is_undecided
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.live import LiveMessages
 from tenure._backends.nats.message_format import (
     HEADERS_MAX,
+    ID,
     LOCK_MAX,
     ROOM,
     encode,
     mark_empty,
     properties_of,
-    size_again,
+    size_of,
+    size_of_id,
 )
 from tenure._backends.nats.places import Places, Record
 from tenure._backends.nats.receipts import Receipts
@@ -104,6 +107,9 @@ WINDOW_KNOWN_FOR = 1.0
 """Seconds for which a sender knows for how long a queue remembers ids."""
 
 Request = tuple[str, bytes, Headers | None]
+
+TAKEN_TOO_AFTER = 0.0, 0.02, 0.1, 0.4
+"""Seconds after which a message is looked for in its own stream, one look after another, if another stream answered."""
 
 SEND_MAX = 1_000
 """Messages that are sent before the first answer is awaited."""
@@ -280,13 +286,15 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         if any(one.delay or one.at is not None for one in messages):
             await self._clock.ensure_known(connection, place.stream)
         now = self._clock.now()
-        made_up = f"{queue}{ID_MARK}{INT_MAX}"
+        made_up_size = size_of_id(f"{queue}{ID_MARK}{INT_MAX}")
         requests: list[Request] = []
         for index, one in enumerate(messages):
             due = self._clock.after(one.delay) if one.delay else 0.0 if one.at is None else float(one.at)  # type: ignore[arg-type]
             once = None if one.id is None else await self._name_of(connection, queue, one.id)
             headers = mark_empty(encode(properties_of(one, due if due > now else 0.0), once), one.body)
-            size = size_again(headers, one.id or made_up)
+            size = size_of(headers)
+            if ID not in headers:  # it has that one, too, when it is stored again
+                size += made_up_size if one.id is None else size_of_id(one.id)
             if size + ROOM > HEADERS_MAX:
                 raise MessageRefused(
                     f"the headers take {size:,} bytes, and JetStream takes {HEADERS_MAX:,}, of which {ROOM:,} are kept "
@@ -308,6 +316,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
     async def _store(self, connection: Connection, queue: str, requests: Sequence[Request]) -> list[int]:
         """Send *requests*; return the numbers of the messages in the stream."""
         numbers: dict[int, int] = {}
+        stream = self._places.place_of(queue).stream
         pauses = self._client.pauses(connection)
         is_made = False
         while True:
@@ -317,11 +326,14 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
             for index, answer in zip(left, answers, strict=True):
                 if not has_no_stream(answer):
                     try:
-                        numbers[index] = int(stored(answer)["seq"])
+                        numbers[index] = int(stored(answer, stream)["seq"])
                     except Refusal as error:
-                        if not is_undecided(error):
+                        if is_undecided(error):
+                            refusal = error
+                        elif (number := await self._number_beside(error, connection, stream, requests[index])) is None:
                             raise
-                        refusal = error
+                        else:
+                            numbers[index] = number
             if len(numbers) == len(requests):
                 return [numbers[index] for index in range(len(requests))]
             # Those that no stream has taken are sent again.
@@ -333,6 +345,18 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
             if pause is None:
                 raise refusal or await self._places.why_not_taken(connection, queue)
             await asyncio.sleep(pause)
+
+    async def _number_beside(
+        self, refusal: Refusal, connection: Connection, stream: str, request: Request
+    ) -> int | None:
+        """Return the number in *stream* of a message that another one has taken, too, as of another domain; or None."""
+        subject, _, _ = request
+        for pause in TAKEN_TOO_AFTER if refusal.code == SUBJECTS_TAKEN else ():
+            await asyncio.sleep(pause)
+            with suppress(Refusal, NotPermitted, NoJetStream):
+                answer = await self._client.call(connection, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+                return number_in(part_of(answer, "message"), "seq")
+        return None
 
     async def _name_of(self, connection: Connection, queue: str, id_: str) -> str | None:
         """Return the name under which NATS is to remember the id of a message; None if it is not to."""

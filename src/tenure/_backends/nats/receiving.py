@@ -49,7 +49,7 @@ SILENT_FOR, SILENT_SHARE = 1.0, 0.5
 one from a consumer that was deleted."""
 
 JUST_SENT = 0.01
-"""Seconds for which a claim looks again that finds nothing."""
+"""Seconds for which a claim looks again that finds nothing, or not what it has just stored."""
 
 TOO_LARGE_FOR = 60.0
 """Seconds for which a message is put off that is too large to be stored again."""
@@ -158,11 +158,13 @@ class Receiving:
 
         *first* come those that are locked since then.
         If there are none, and it *waits*, look again for a moment: a consumer learns of a message after its sender was
-        answered.
+        answered. So it is with the copies that are stored here: they are put off when they come, and the lock of one
+        that came later would last longer.
         """
         token = secrets.token_hex(8)
         held: list[Found] = []
         taken: list[Found] = []
+        stored: set[int] = set()  # the numbers of those that were stored again, until they come
         is_more = False
         sorted_out = asked = 0
         sorting_max = min(lock, consumer.ack_wait) * SORTING_SHARE
@@ -175,7 +177,9 @@ class Receiving:
                 found = sort(timely, consumer.ack_wait, await self._now(connection, queue, page))
                 others = len(page) - len(found.deliverable)
                 sorted_out += others
-                taken += await self.sort_out(connection, queue, found, token, lock)
+                copies = await self.sort_out(connection, queue, found, token, lock)
+                taken += copies
+                stored.update(one.stored_as for one in copies)
                 held += found.deliverable
                 unsorted = ()
                 room = limit - len(held) - len(taken)
@@ -190,14 +194,10 @@ class Receiving:
                 if page and page is not first and not others and not found.again and len(page) < asked:
                     break
                 asked = min(PAGE, room)
-                page, is_more = await self.pull(connection, queue, consumer, asked)
-                finds_nothing = not (page or held or taken or sorted_out)
-                if self._client.is_spread(connection):
-                    if len(page) < asked and not is_more and (waits or finds_nothing):
-                        page += await self.pull_late(connection, queue, consumer, asked - len(page), _last(page))
-                elif waits and finds_nothing:
-                    page, _ = await self.pull(connection, queue, consumer, 1, JUST_SENT)
-                    is_more = bool(page)
+                finds_nothing = not (held or taken or sorted_out)
+                page, is_more = await self._next_page(
+                    connection, queue, consumer, asked, stored, waits=waits, finds_nothing=finds_nothing
+                )
                 if not page:
                     break
             since = asked_at - age
@@ -210,6 +210,42 @@ class Receiving:
         self._receipts.expire()
         due = 0.0 if is_more else self._due_in(queue)
         return Claim(tuple(deliveries), due if len(deliveries) < limit else None, self.take_deaths(queue), age)
+
+    async def _next_page(
+        self,
+        connection: Connection,
+        queue: str,
+        consumer: Consumer,
+        asked: int,
+        stored: set[int],
+        *,
+        waits: bool,
+        finds_nothing: bool,
+    ) -> tuple[Sequence[Found], bool]:
+        """Pull up to *asked* messages; return them, and whether there are more.
+
+        If it *waits*, that includes what the consumer learns of in a moment: any message, if the claim *finds_nothing*
+        else, and those that it has *stored* under these numbers.
+        """
+        page, is_more = await self.pull(connection, queue, consumer, asked)
+        stored.difference_update(one.stored_as for one in page)
+        finds_nothing = finds_nothing and not page
+        try:
+            if self._client.is_spread(connection):
+                if len(page) < asked and not is_more and (waits or finds_nothing):
+                    page += await self.pull_late(connection, queue, consumer, asked - len(page), _last(page))
+            elif waits and finds_nothing:
+                page, _ = await self.pull(connection, queue, consumer, 1, JUST_SENT)
+                is_more = bool(page)
+            elif waits and stored and len(page) < asked and not is_more:
+                wanted = min(len(stored), asked - len(page))
+                late, is_more = await self.pull(connection, queue, consumer, wanted, JUST_SENT)
+                page += late
+                stored.clear()
+        except BaseException:
+            self.give_back(connection, page)
+            raise
+        return page, is_more
 
     async def _without_early(
         self, connection: Connection, queue: str, consumer: Consumer, page: Sequence[Found]

@@ -131,7 +131,7 @@ class Storing:
         while True:
             try:
                 require = partial(self._places.require, connection, place.stream)
-                answer = await self._store(connection, require, subject, found.body, headers, last)
+                answer = await self._store(connection, require, place.stream, subject, found.body, headers, last)
                 if not answer.get("duplicate"):
                     stored = int(answer["seq"])
                     copy = replace(
@@ -249,8 +249,9 @@ class Storing:
         subject = self.subject_of(found)
         try:
             last = found.stored_as if subject == found.subject else 0
-            require = partial(self._places.require, connection, self._places.place_of(found.queue).stream)
-            answer = await self._store(connection, require, subject, found.body, headers, last)
+            stream = self._places.place_of(found.queue).stream
+            require = partial(self._places.require, connection, stream)
+            answer = await self._store(connection, require, stream, subject, found.body, headers, last)
         except NoJetStream:
             return None
         except Refusal as error:
@@ -258,7 +259,7 @@ class Storing:
                 return None
             raise
         if subject != found.subject:  # another program's
-            await self.delete(connection, self._places.place_of(found.queue).stream, found.stored_as)
+            await self.delete(connection, stream, found.stored_as)
         return replace(found, subject=subject, stored_as=int(answer["seq"]), properties=properties)
 
     async def delete(self, connection: Connection, stream: str, stored_as: int) -> bool:
@@ -330,7 +331,7 @@ class Storing:
         subject = self._places.place_of(queue).subject_of(key)
         try:
             make = partial(self._places.make, connection, queue)
-            await self._store(connection, make, subject, body, headers, 0)
+            await self._store(connection, make, self._places.place_of(queue).stream, subject, body, headers, 0)
         except Refusal as error:
             if not is_wrong_sequence(error):
                 raise
@@ -339,6 +340,7 @@ class Storing:
         self,
         connection: Connection,
         make: Callable[[], Awaitable[None]],
+        stream: str,
         subject: str,
         body: bytes,
         headers: dict[str, str],
@@ -350,7 +352,7 @@ class Storing:
             TooLarge: The stream takes none that is so large.
         """
         try:
-            return await self._places.store(connection, make, subject, body, headers, last=last)
+            return await self._places.store(connection, make, stream, subject, body, headers, last=last)
         except Refusal as error:
             if is_too_large(error):
                 raise TooLarge(error.text) from error
