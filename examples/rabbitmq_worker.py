@@ -16,7 +16,7 @@ async def handle(message: tenure.Message) -> None:
 
 async def main() -> None:
     async with tenure.connect(URL) as backend:
-        orders = backend.queue("orders", lock=30, max_deliveries=10)
+        orders = backend.queue("orders")  # with the settings that were declared, or else the usual ones
         await orders.send_batch([tenure.Outgoing(b"two kettles"), tenure.Outgoing(b"no such customer")])
         await orders.consume(handle, until_empty=True)  # a service leaves until_empty out
         for letter in await orders.dead_letters.peek():

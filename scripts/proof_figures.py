@@ -54,6 +54,7 @@ PLANTS = {
     "tests/conformance/test_planted_hints.py": "clients whose connection was cut",
     "tests/conformance/test_planted_outages.py": "clients that try to connect while a store is cut off",
     "tests/stores/rabbitmq/test_pauses.py": "RabbitMQ: consumers ended at once, alarms that ring late",
+    "tests/stores/rabbitmq/test_restart.py": "RabbitMQ: channels with so many consumers that a restart mixes them up",
     "tests/stores/redis/test_script_settings.py": "Redis: scripts that depend on what other users' scripts have set",
     "tests/stores/nats/test_standing.py": "NATS: pauses of a pull that waits",
     "tests/conformance/test_planted_cancelled.py": "claims whose caller was cancelled",

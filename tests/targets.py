@@ -114,6 +114,7 @@ FULL = [
     "stores/rabbitmq/test_dead_letters.py::test_a_process_that_dies_while_it_looks_loses_and_doubles_none",
     "stores/rabbitmq/test_majority.py",
     "stores/rabbitmq/test_processes.py",
+    "stores/rabbitmq/test_restart.py",
     "stores/servicebus/test_processes.py",
     # many large messages
     "stores/rabbitmq/test_dead_letters.py::test_many_large_dead_letters_are_never_in_memory_at_once",

@@ -43,7 +43,7 @@ class Notes:
         self._at = 0
         self._lines: list[Noted] = []
         self._in_hand: set[str] = set()
-        self._completed: set[str] = set()
+        self._handled: set[str] = set()
 
     def lines(self) -> list[Noted]:
         """Return what it has noted so far."""
@@ -54,8 +54,8 @@ class Notes:
         for line in text.splitlines():
             at, what, message = line.split()
             self._lines.append(Noted(float(at), what, message, self.consumer))
-            if what == "completed":
-                self._completed.add(message)
+            if what == "completing":
+                self._handled.add(message)
             (self._in_hand.discard if what in ("completed", "failed") else self._in_hand.add)(message)
         return self._lines
 
@@ -64,10 +64,10 @@ class Notes:
         self.lines()
         return self._in_hand
 
-    def completed(self) -> set[str]:
-        """Return the messages whose completion was answered to it."""
+    def handled(self) -> set[str]:
+        """Return the messages whose work it has done, whatever was answered to their completion."""
         self.lines()
-        return self._completed
+        return self._handled
 
 
 @dataclass

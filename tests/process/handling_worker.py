@@ -12,13 +12,14 @@ whole or undone.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from typing import Literal
 
 import tenure
 import tenure._backend  # imported on first use otherwise; here before the fork
-import tenure._backends.rabbitmq
+import tenure._backends.rabbitmq.receiving
 import tenure._queue.consumer
 import tenure._queue.queue
 
@@ -70,6 +71,11 @@ async def receive_batches(queue: tenure.Queue, notes: Notebook, work: float) -> 
         await asyncio.gather(*(handle(one, notes, work) for one in messages))
 
 
+def keep_what_waits() -> None:
+    """Give back nothing while somebody listens: a starved process would, and a kill just then doubles that."""
+    tenure._backends.rabbitmq.receiving.KEPT = math.inf
+
+
 async def main(url: str, queue: str, mode: Mode, file: str, work: float) -> None:
     notes = Notebook(file)
     async with tenure.connect(url) as backend:
@@ -77,4 +83,6 @@ async def main(url: str, queue: str, mode: Mode, file: str, work: float) -> None
 
 
 def run(url: str, queue: str, mode: Mode, file: str, work: float) -> None:
+    if mode == "pump":
+        keep_what_waits()
     asyncio.run(main(url, queue, mode, file, work))

@@ -67,8 +67,8 @@ def test_notes_are_read_as_they_grow(tmp_path: Path) -> None:
     file = tmp_path / "7.log"
     file.write_text("1.5 got m\n2.5 got n\n")
     notes = Notes(file)
-    assert (notes.in_hand(), notes.completed()) == ({"m", "n"}, set())
+    assert (notes.in_hand(), notes.handled()) == ({"m", "n"}, set())
     with file.open("a") as more:
-        more.write("3.5 completed m\n4.5 failed n\n")
-    assert (notes.in_hand(), notes.completed()) == (set(), {"m"})
+        more.write("3.5 completing m\n3.6 completed m\n4.5 failed n\n")
+    assert (notes.in_hand(), notes.handled()) == (set(), {"m"})
     assert notes.lines()[-1] == Noted(4.5, "failed", "n", "7")

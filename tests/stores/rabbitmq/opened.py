@@ -72,5 +72,6 @@ async def ended_locks(backend: rabbitmq.RabbitBackend) -> None:
             while ends := [task for task in client._to_end if task.get_name() == "tenure-rabbitmq-lock-end"]:
                 await asyncio.wait(ends)
             for one in list(subscriptions.values()):
-                if (channel := one.channel) is not None and channel.lost is None:
-                    await channel.count()  # the queue answers after what it has got of the channel before
+                if (channels := one.channels) is not None and channels.lost is None:
+                    for each in channels._channels:  # the queue answers after what it has got of the channel before
+                        await each.arrived()

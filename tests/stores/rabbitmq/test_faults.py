@@ -23,7 +23,7 @@ from tenure._backends.rabbitmq import connection, receiving, settling
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import steps_of
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost
-from tenure._backends.rabbitmq.held_channel import GROUP, HeldChannel
+from tenure._backends.rabbitmq.held_channels import CONSUMERS_MAX, GROUP, HeldChannels
 from tenure._backends.rabbitmq.message_format import Sequences
 from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK, amqp_name
 from tenure._lease import NoAnswer
@@ -480,6 +480,22 @@ async def test_what_waits_in_many_queues_is_given_back_uncounted_by_a_close(
         del hints
 
 
+async def test_a_request_that_waits_for_what_a_close_ends_is_unavailable() -> None:
+    """It is not cancelled: its caller was not, and would end without a word."""
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        client = broker._client
+        forever = client.spawn(asyncio.Event().wait(), "forever")
+        asking = asyncio.ensure_future(client.run(lambda: asyncio.shield(forever)))
+        await asyncio.sleep(0)
+        other = asyncio.ensure_future(client.run(lambda: asyncio.shield(forever)))
+        await asyncio.sleep(0)
+        other.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await other
+    with pytest.raises(Unavailable, match="is closed; connect again"):
+        await asking
+
+
 async def test_listening_that_is_begun_anew_at_once_declares_the_queue(name: str) -> None:
     async with opened(url_of(RabbitMQ)) as [broker]:
         hints = broker.hints(name)
@@ -514,8 +530,8 @@ async def test_queues_that_do_not_answer_cost_no_lock_of_others(name: str, monke
             await broker.send(f"{name}-{number}", [Outgoing(b"a")])
             held += (await broker.receive(f"{name}-{number}", 1, 30.0)).deliveries
         for number in range(2):
-            channel = broker._subscriptions[f"{name}-{number}"].channel
-            monkeypatch.setattr(channel, "count", asyncio.get_running_loop().create_future)
+            channels = broker._subscriptions[f"{name}-{number}"].channels
+            monkeypatch.setattr(channels, "count", asyncio.get_running_loop().create_future)
         answers = await broker.renew(held, 30.0)
         assert [type(one) for one in answers] == [NoAnswer, NoAnswer, Renewed]
         await complete(broker, *held)
@@ -527,13 +543,14 @@ async def test_the_same_verdict_once_more_waits_until_the_first_is_proven(name: 
         got: list[Any] = []
         while len(got) < 3 * GROUP:
             got += (await broker.receive(name, 4, 30.0)).deliveries
-        channel = broker._subscriptions[name].channel
+        last = broker._receipts.find(got[-1])
+        number, channels = last.found.raw.tag, last.channels
+        channel, _ = channels._places[number]
         first = asyncio.create_task(broker.settle(settled(COMPLETE, *got)))
         while not channel._pending:  # the next step after it was begun
             await asyncio.sleep(0)
-        last = broker._receipts.find(got[-1])
         assert await broker.settle(settled(COMPLETE, got[-1])) == [Settled()]
-        assert last.found.raw.tag not in channel._unacked
+        assert number not in channels._places
         assert await first == [Settled()] * 3 * GROUP
 
 
@@ -544,7 +561,7 @@ async def test_a_channel_to_be_closed_behind_a_silent_request_is_given_up(
     async with opened(f"{url_of(RabbitMQ)}?timeout=4", url_of(RabbitMQ)) as (one, other):
         await one.send(name, [Outgoing(b"a")])
         [got] = (await one.receive(name, 1, 60.0)).deliveries
-        channel = one._receipts.find(got).channel.channel
+        channel = one._receipts.find(got).channels.first
         channel._order(asyncio.Event().wait, asyncio.get_running_loop().create_future())
         channel.begin_close()
         [again] = await until_found(lambda: received(other, name))
@@ -557,9 +574,9 @@ async def test_what_came_by_a_lost_channel_is_not_copied(name: str) -> None:
         await one.send(name, [Outgoing(b"%d" % number) for number in range(5)])
         got = (await one.receive(name, 5, 30.0)).deliveries
         held = [one._receipts.find(delivery) for delivery in got]
-        channel = held[0].channel
-        channel.channel.begin_close()
-        await one._settling.give_back(name, channel, [each.found.raw for each in held])
+        channels = held[0].channels
+        channels.begin_close()
+        await one._settling.give_back(name, channels, [each.found.raw for each in held])
         found: list[bytes] = []
 
         async def take() -> bool:
@@ -589,17 +606,17 @@ async def test_a_process_that_ends_while_it_gives_back_leaves_few_copies_too_man
         while len(got) < count:
             got += (await killed.receive(name, count, 60.0)).deliveries
         held = [killed._receipts.find(delivery) for delivery in got]
-        acks, begin_ack = itertools.count(), HeldChannel.begin_ack
+        acks, begin_ack = itertools.count(), HeldChannels.begin_ack
 
-        def ack_or_cut(channel: HeldChannel, tag: int) -> Any:
+        def ack_or_cut(channels: HeldChannels, tag: int) -> Any:
             if next(acks) == acknowledged:
                 proxy.reset()
                 proxy.refuse()
-            return begin_ack(channel, tag)
+            return begin_ack(channels, tag)
 
-        monkeypatch.setattr(HeldChannel, "begin_ack", ack_or_cut)
+        monkeypatch.setattr(HeldChannels, "begin_ack", ack_or_cut)
         if how == "unasked":
-            giving = killed._settling.give_back(name, held[0].channel, [each.found.raw for each in held])
+            giving = killed._settling.give_back(name, held[0].channels, [each.found.raw for each in held])
         else:
             giving = killed.settle(settled(GiveBack(), *got))
         await asyncio.gather(giving, return_exceptions=True)
@@ -623,7 +640,7 @@ async def test_a_verdict_that_was_not_begun_when_its_channel_ended_is_known_to_b
         got: list[Any] = []
         while len(got) < receiving.AT_ONCE + 3:
             got += (await broker.receive(name, 10, 60.0)).deliveries
-        channel, publish = broker._receipts.find(got[0]).channel.channel, broker._publisher.publish
+        channel, publish = broker._receipts.find(got[0]).channels.first, broker._publisher.publish
         copies: list[Any] = []
 
         async def publish_and_close(*given: Any) -> None:
@@ -640,7 +657,7 @@ async def test_a_verdict_that_was_not_begun_when_its_channel_ended_is_known_to_b
         monkeypatch.undo()
 
         [again] = await until_found(lambda: received(broker, name))
-        channel = broker._receipts.find(again).channel.channel
+        channel = broker._receipts.find(again).channels.first
         send = broker._settling._send
 
         async def send_and_close(*given: Any) -> None:
@@ -661,12 +678,12 @@ async def test_a_channel_that_is_over_passes_nothing_on(name: str) -> None:
     async with opened(url_of(RabbitMQ)) as [broker]:
         await broker.send(name, [Outgoing(b"a")])
         [got] = await until_found(lambda: received(broker, name))
-        old = broker._subscriptions[name].channel
+        old = broker._subscriptions[name].channels
         come: list[Delivered] = []
         old.on_received = come.append
-        old.channel.begin_close()
-        late = Delivered(old.channel, 1, "tenure-1", False, got, b"late", 0.0)
-        old.channel._pass_on(late)
+        old.begin_close()
+        late = Delivered(old.first, 1, "tenure-1", False, got, b"late", 0.0)
+        old.first._pass_on(late)
         assert not come
         [again] = await until_found(lambda: received(broker, name))
         assert (again.body, again.delivery_count) == (b"a", 2)
@@ -676,30 +693,72 @@ async def test_a_channel_that_is_over_passes_nothing_on(name: str) -> None:
 async def test_no_more_is_acknowledged_at_once_than_the_server_passes_on(name: str) -> None:
     """It makes a command for each consumer of what is acknowledged, and a request overtakes those beyond 32."""
     async with opened(url_of(RabbitMQ)) as [broker]:
-        await broker.send(name, [Outgoing(b"a") for _ in range(3 * GROUP)])
+        await broker.send(name, [Outgoing(b"a") for _ in range(3 * CONSUMERS_MAX)])
         got: list[Any] = []
-        while len(got) < 3 * GROUP:  # a few at once: each is taken by a consumer of its own
+        while len(got) < 3 * CONSUMERS_MAX:  # a few at once: each is taken by a consumer of its own
             got += (await broker.receive(name, 4, 30.0)).deliveries
-        channel = broker._subscriptions[name].channel
-        groups = [0]
-        acked = {found.found.raw.tag: found for found in broker._receipts._held.values()}
-        ack, flow = channel.channel.ack, channel.flow
-
-        def count_acks(tag: int, *, multiple: bool = False) -> None:
-            covered = [one for one in acked if one <= tag] if multiple else [tag]
-            groups[-1] += len(covered)
-            for one in covered:
-                del acked[one]
-            ack(tag, multiple=multiple)
-
-        def count_flows() -> Any:
-            groups.append(0)
-            return flow()
-
-        channel.channel.ack, channel.flow = count_acks, count_flows
+        groups = [count_groups(one) for one in broker._subscriptions[name].channels._channels]
         await complete(broker, *got)
-        assert not acked
-        assert max(groups) <= GROUP
+        assert sum(map(sum, groups)) == 3 * CONSUMERS_MAX
+        assert max(map(sum, groups)) <= CONSUMERS_MAX
+        assert max(map(max, groups)) <= GROUP
+
+
+def count_groups(channel: Any) -> list[int]:
+    """Return a list to which comes how many messages of *channel* are acknowledged before each answer."""
+    groups, held = [0], set(channel.unacked)
+    ack, flow = channel.raw.ack, channel.flow
+
+    def count_acks(tag: int, *, multiple: bool = False) -> None:
+        covered = {one for one in held if one <= tag} if multiple else {tag}
+        groups[-1] += len(covered)
+        held.difference_update(covered)
+        ack(tag, multiple=multiple)
+
+    def count_flows() -> Any:
+        groups.append(0)
+        return flow()
+
+    channel.raw.ack, channel.flow = count_acks, count_flows
+    return groups
+
+
+async def test_an_acknowledgement_of_what_is_given_back_meanwhile_ends(name: str) -> None:
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.send(name, [Outgoing(b"a") for _ in range(3)])
+        channels = HeldChannels(await broker._client.receiving(), amqp_name(name))
+        come: list[Delivered] = []
+        channels.on_received = come.append
+        await channels.consume("bulk", 3)
+        await until(lambda: len(come) == 3)
+        await channels.end_consumers()
+        waiting = channels.begin_ack(come[0].tag)
+        for taken in channels.reject_all():
+            await taken
+        with pytest.raises(AmqpError, match="given back"):
+            await waiting
+        with pytest.raises(AmqpError, match="given back"):
+            channels.begin_ack(come[0].tag)
+        channels.begin_close()
+
+
+async def test_a_further_channel_that_can_not_be_opened_costs_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a consumer would be expected there for ever."""
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.declare(name, {"max_deliveries": 5})
+        channels = HeldChannels(await broker._client.receiving(), amqp_name(name))
+
+        async def refuse() -> Any:
+            raise RuntimeError("no room")
+
+        monkeypatch.setattr(channels.first.connection, "channel", refuse)
+        standing = [channels.consume(f"unit-{number}", 1) for number in range(CONSUMERS_MAX)]
+        beyond = channels.consume("beyond", 1)
+        with pytest.raises(AmqpError, match="could be opened: no room"):
+            await beyond
+        await asyncio.wait(standing)
+        assert channels.lost is not None
+        assert channels.first.lost is not None
 
 
 @pytest.mark.timeout(60)

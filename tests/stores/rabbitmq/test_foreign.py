@@ -258,6 +258,7 @@ def test_the_usual_properties_are_those_of_the_driver() -> None:
     ours = read_properties(theirs.marshal())
     assert dict(ours) == dict(theirs)
     assert read_properties(b"\0\1\xff\1\0\0").message_id is None  # more flags than there are properties
+    assert [read_properties(b"\x08\1" + b"\0\1" * more + b"\0\0\7").priority for more in (7, 100)] == [7, None]
     milliseconds = read_properties(raw(timestamp=struct.pack(">Q", int(NOW * 1_000))))
     assert milliseconds.timestamp == datetime.fromtimestamp(NOW, UTC)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tenure._backends import rabbitmq
 from tenure._backends.rabbitmq import subscription
-from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.held_channels import HeldChannels
 from tenure._backends.rabbitmq.receipts import HeldMessage
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, Settlement
@@ -38,13 +38,13 @@ def name() -> str:
 async def begun_without_a_pause(name: str, patch: pytest.MonkeyPatch) -> int:
     """Return how many consumers a client begins at once after one that the server accepted, and ended at once."""
     begun = rests = steady = 0
-    consume, rest, reset = HeldChannel.consume, Backoff.rest, Backoff.reset
+    consume, rest, reset = HeldChannels.consume, Backoff.rest, Backoff.reset
 
-    def ended_at_once(channel: HeldChannel, tag: str, credit: int) -> asyncio.Future[object]:
+    def ended_at_once(channels: HeldChannels, tag: str, credit: int) -> asyncio.Future[object]:
         nonlocal begun
         begun += 1
-        answer = consume(channel, tag, credit)
-        answer.add_done_callback(lambda _: channel.channel.reject(UNKNOWN))
+        answer = consume(channels, tag, credit)
+        answer.add_done_callback(lambda _: channels.first.reject(UNKNOWN))
         return answer
 
     async def counted_rest(backoff: Backoff, *args: float) -> None:
@@ -60,7 +60,7 @@ async def begun_without_a_pause(name: str, patch: pytest.MonkeyPatch) -> int:
     async with opened(url_of(RabbitMQ)) as [broker]:
         await broker.receive(name, 1, 30.0)
         with patch.context() as ending:
-            ending.setattr(HeldChannel, "consume", ended_at_once)
+            ending.setattr(HeldChannels, "consume", ended_at_once)
             ending.setattr(Backoff, "rest", counted_rest)
             ending.setattr(Backoff, "reset", counted_reset)
             hints = broker.hints(name)

@@ -18,9 +18,10 @@ import pytest
 import tenure
 from tenure._backends import rabbitmq
 from tenure._backends.rabbitmq import connection, records
+from tenure._backends.rabbitmq.address import address_of
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import DELAY_MAX
-from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.held_channels import HeldChannels
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING
@@ -500,7 +501,7 @@ async def test_an_acknowledgement_of_several_includes_none_that_comes_late(name:
     try:
         await backend.broker.send(name, [Outgoing(b"%d" % number) for number in range(4)])
         raw = await backend._client.receiving()
-        held = HeldChannel(raw, amqp_name(name))
+        held = HeldChannels(raw, amqp_name(name))
         come: list[Delivered] = []
         raw.on_delivery, receive = come.append, raw.on_delivery
         await held.consume("late", 4)
@@ -528,7 +529,7 @@ async def test_a_message_that_the_driver_drops_is_delivered_again(name: str) -> 
     try:
         await backend.broker.send(name, [Outgoing(b"dropped"), Outgoing(b"kept")])
         raw = await backend._client.receiving()
-        held = HeldChannel(raw, amqp_name(name))
+        held = HeldChannels(raw, amqp_name(name))
         come: list[Delivered] = []
         raw.on_delivery, receive = come.append, raw.on_delivery
         await held.consume("ended", 2)
@@ -579,9 +580,9 @@ async def test_a_request_without_an_answer_costs_its_channel(name: str, monkeypa
         await broker.send(f"{name}-2", [Outgoing(b"kept")])
         [kept] = (await broker.receive(f"{name}-2", 1, 60.0)).deliveries
         [got] = (await broker.receive(name, 1, 60.0)).deliveries
-        held = broker._subscriptions[name].channel
+        held = broker._subscriptions[name].channels
         assert held is not None
-        monkeypatch.setattr(held.channel._raw.rpc_frames, "get", asyncio.Event().wait)  # what the driver waits for
+        monkeypatch.setattr(held.first._raw.rpc_frames, "get", asyncio.Event().wait)  # what the driver waits for
         assert isinstance((await broker.renew([got], 60.0))[0], NoAnswer)
         await until(lambda: is_lost(broker, got))
         found = [await until_found(lambda: received(broker, name)) for _ in range(2)]
@@ -749,6 +750,30 @@ async def test_a_classic_queue_is_refused(backend: tenure.Backend, channel: Any,
     await channel.queue_delete(name)
 
 
+async def test_a_stream_is_named_as_what_is_in_the_way(backend: tenure.Backend, channel: Any, name: str) -> None:
+    await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "stream"})
+    with pytest.raises(ConfigError, match=r"has a stream of that name: .*use another name or virtual host"):
+        await backend.queue(name).receive()
+    await channel.queue_delete(name)
+
+
+async def test_an_exclusive_queue_is_refused_with_what_to_do(backend: tenure.Backend, channel: Any, name: str) -> None:
+    await channel.declare_queue(name, exclusive=True)
+    with pytest.raises(ConfigError, match=r"belongs to another connection alone: .*; end that, or use another name"):
+        await backend.queue(name).receive()
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_not_reached_within_the_time_to_connect(
+    silent: str,
+) -> None:
+    """Not within that of the request, which may be two minutes."""
+    async with tenure.connect(f"amqp://{silent}/?timeout=0.2") as backend:
+        with pytest.raises(Unavailable, match=r"can't be reached: no answer within 0\.18 s"):
+            await backend.queue("orders").dead_letters.peek()
+        with pytest.raises(Unavailable, match=r"can't be reached: no answer within 0\.18 s"):
+            await backend.queue("orders").send(b"x")
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -771,6 +796,18 @@ async def test_a_classic_queue_is_refused(backend: tenure.Backend, channel: Any,
 def test_a_wrong_url_is_refused(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         rabbitmq.open(Url.parse(url))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("amqps://localhost", "amqps://localhost:5671/"),
+        ("amqp://localhost/%2F", "amqp://localhost:5672/"),
+        ("amqp://[::1]/a%2Fb", "amqp://[::1]:5672/a%2Fb"),
+    ],
+)
+def test_an_address_is_shown_as_it_is_written(url: str, shown: str) -> None:
+    assert str(address_of(Url.parse(url))) == shown
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from tenure._opened import Fact
 from tenure._option_files import require_readable
@@ -73,7 +73,8 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        return f"{'amqps' if self.is_tls else 'amqp'}://{self.host}:{self.port}/{self.vhost}"
+        vhost = "" if self.vhost == "/" else quote(self.vhost, safe="")
+        return f"{'amqps' if self.is_tls else 'amqp'}://{self.server}/{vhost}"
 
 
 def address_of(url: Url) -> Address:

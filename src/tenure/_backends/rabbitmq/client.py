@@ -32,7 +32,7 @@ from tenure._backends.rabbitmq.rejections import find_rejected, largest_body, ou
 from tenure._opened import Fact
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
-from tenure._runtime.tasks import Tasks
+from tenure._runtime.tasks import Tasks, is_cancelled
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -45,11 +45,17 @@ Purpose = Literal["sending", "receiving"]
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 """Reply codes of AMQP that callers handle."""
 
+CONNECTING_SHARE = 0.9
+"""The share of ``timeout`` within which a server must let a client in: so who waits for that knows it asked nothing."""
+
 CLOSE_WITHIN = 2.0
 """Seconds for which the end waits for requests of several steps."""
 
 CONSUMER_TIMEOUT = re.compile(r"[Tt]imeout value used: (\d+) ms")
 """What the server says when a message was unacknowledged for too long."""
+
+_OF_STREAMS = "stream queues"
+"""What the server says when it is asked for something that streams can't do."""
 
 FAILURES = (AmqpError, NotConfirmed, Unacceptable, OSError)
 """The errors of a request; a ``TimeoutError`` is an ``OSError``."""
@@ -110,12 +116,20 @@ def translate(
         case ChannelLost(code=406) if "delivery tag" in error.text:
             return Unavailable(f"{url} has closed a channel, with all its locks: {said}")
         case ChannelLost(code=405):
-            return ConfigError(f"{url} has a queue that belongs to another connection alone: {said}")
+            return ConfigError(
+                f"{url} has a queue that belongs to another connection alone: {said}; end that, or use another name or "
+                "virtual host"
+            )
         case ChannelLost(code=406):
             return ConfigError(
                 f"{url} has a queue or an exchange of that name which is not as tenure declares it: {said}; "
                 "tenure needs a quorum queue with dead-letter-strategy at-least-once: delete that one, or use another "
                 "name or virtual host"
+            )
+        case ConnectionLost(code=540) if _OF_STREAMS in error.text:
+            return ConfigError(
+                f"{url} has a stream of that name: {said}; tenure needs a quorum queue: delete that one, or use "
+                "another name or virtual host"
             )
         case ChannelLost(code=540) | ConnectionLost(code=540):
             return ConfigError(f"{url} can't do that: {said}; tenure needs RabbitMQ 3.10 or newer")
@@ -175,13 +189,18 @@ class Client:
             Unavailable: There was no answer: the request may have been executed, wholly or in part, or not.
             ConfigError: The server can't be used as it is.
         """
-        if asyncio.get_running_loop() is self.home:
-            return await self._run(request, within, to_end)
         try:
-            future = asyncio.run_coroutine_threadsafe(self._run(request, within, to_end), self.home)
-        except RuntimeError:
-            raise self.closed_error() from None
-        return await asyncio.wrap_future(future)
+            if asyncio.get_running_loop() is self.home:
+                return await self._run(request, within, to_end)
+            try:
+                future = asyncio.run_coroutine_threadsafe(self._run(request, within, to_end), self.home)
+            except RuntimeError:
+                raise self.closed_error() from None
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if self._closed and not is_cancelled():  # the close cancels what requests wait for
+                raise self.closed_error() from None
+            raise
 
     def closed_error(self) -> Unavailable:
         """Return the error of a request after the end."""
@@ -249,8 +268,13 @@ class Client:
         return await asyncio.shield(task)
 
     async def _connect(self, purpose: Purpose) -> AmqpConnection:
-        async with asyncio.timeout(self.options.timeout):  # its own: the caller who began it may have given up
-            connection = await connect(self.address, self.options, purpose)
+        within = self.options.timeout * CONNECTING_SHARE
+        try:
+            # A limit of its own: the caller who began it may have given up, or wait for longer.
+            async with asyncio.timeout(within):
+                connection = await connect(self.address, self.options, purpose)
+        except TimeoutError as error:
+            raise ConnectionError(f"no answer within {within:g} s") from error
         if self._closed:
             await connection.close()
             raise ConnectionLost(0, "the backend is closed")

@@ -65,6 +65,9 @@ BLOCKED_AFTER = 0.02
 FRAME_REST = 22
 """Bytes of a frame with the properties of a message that are for other things."""
 
+GET = "get-"
+"""How the name of a consumer begins that is the answer to a get; the rest is its tag."""
+
 LARGE = 16_384
 """Bytes of a body from which on publishing waits until the network has taken it."""
 
@@ -306,7 +309,7 @@ class AmqpChannel:
                 if message.delivery_tag is None:
                     return None  # the queue is empty
                 # Also if the request was given up meanwhile: it is ours. The server counts a consumer for each.
-                consumer, properties = f"get-{message.delivery_tag}", unread(message.header.properties)
+                consumer, properties = f"{GET}{message.delivery_tag}", unread(message.header.properties)
                 delivered = self._delivered(
                     consumer, message.delivery_tag, bool(message.redelivered), properties, message.body
                 )

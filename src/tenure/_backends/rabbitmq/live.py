@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client, missing_allowed
 from tenure._backends.rabbitmq.connection import Delivered
-from tenure._backends.rabbitmq.errors import Unacceptable
-from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.errors import AmqpError, Unacceptable
+from tenure._backends.rabbitmq.held_channels import HeldChannels
 from tenure._backends.rabbitmq.message_format import FoundMessage, copied, death_of, delivery_of, found_message
 from tenure._backends.rabbitmq.names import amqp_name, is_queue
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
@@ -185,12 +185,12 @@ class Browser:
         return count
 
     async def _begin(self, queue: str, most: int) -> Pages:
-        channel = HeldChannel(await self._client.receiving(), amqp_name(queue))
-        return Pages(self._settling, channel, queue, most)
+        channels = HeldChannels(await self._client.receiving(), amqp_name(queue))
+        return Pages(self._settling, channels, queue, most)
 
     @asynccontextmanager
     async def _received(self, queue: str, most: int) -> AsyncIterator[Pages]:
-        """Receive up to *most* messages on a channel of their own, and give back those that aren't removed."""
+        """Receive up to *most* messages on channels of their own, and give back those that aren't removed."""
         pages = await self._begin(queue, most)
         try:
             yield pages
@@ -202,9 +202,9 @@ class Browser:
 class Pages:
     """The messages of a queue, page by page, each held until the end."""
 
-    def __init__(self, settling: Settling, channel: HeldChannel, queue: str, most: int) -> None:
+    def __init__(self, settling: Settling, channels: HeldChannels, queue: str, most: int) -> None:
         self._settling = settling
-        self._channel = channel
+        self._channels = channels
         self._queue = queue
         self._left = most
         self._size = PageSize(PAGE)
@@ -215,7 +215,7 @@ class Pages:
         self._writes_anew = False
         self._is_refused = False
         """Whether the server takes no copies."""
-        channel.on_received = self._came.append
+        channels.on_received = self._came.append
 
     async def next(self) -> list[FoundMessage]:
         """Return the next page, empty if there is none. Of the page before, what wasn't removed is put aside."""
@@ -233,7 +233,7 @@ class Pages:
     async def _receive(self, want: int) -> None:
         """Receive up to *want* messages: many by consumers that are full at once, the others one by one.
 
-        One that was not filled, as others took most between the requests, must not be ended: it ends with the channel.
+        One that was not filled, as others took most between the requests, is not ended before the look is.
         Of dead letters, all come so: if this process dies, the server gives back those of each consumer together.
         """
         is_dead = self._queue.endswith(DEAD_SUFFIX)
@@ -244,25 +244,25 @@ class Pages:
                 break
             self._consumers += 1
             tag, goal = f"page-{self._consumers:06d}", len(self._came) + credit
-            self._channel.consume(tag, credit)
-            await self._channel.arrived()
+            self._channels.consume(tag, credit)
+            await self._channels.arrived()
             if len(self._came) < goal:
                 self._unfilled.add(tag)
                 break
-            await self._channel.cancel(tag)
-        while len(self._came) < want and await self._channel.get() is not None:
+            await self._channels.cancel(tag)
+        while len(self._came) < want and await self._channels.get() is not None:
             pass
 
     async def _counted(self) -> tuple[int, int]:
         """Return how many messages are ready, and how many consumers others have: each get of theirs is one, too."""
-        counted = await self._channel.count()
-        ours = len(self._channel.holders | self._unfilled)
+        counted = await self._channels.count()
+        ours = len(self._channels.holders | self._unfilled)
         return counted.message_count, max(0, counted.consumer_count - ours)
 
     async def has_more(self) -> bool:
         """Return whether there is one more message, which is held, too."""
         with missing_allowed:
-            await self._channel.get()
+            await self._channels.get()
         return bool(self._hold())
 
     def _hold(self) -> list[FoundMessage]:
@@ -275,7 +275,7 @@ class Pages:
     async def remove(self, one: FoundMessage) -> None:
         """Remove a message of this page for good."""
         del self._page[one.raw.tag]
-        await self._channel.begin_ack(one.raw.tag)
+        await self._channels.begin_ack(one.raw.tag)
 
     async def _put_aside(self) -> None:
         """Forget the bodies of what can stay where it is, and write the others anew, behind all others."""
@@ -288,22 +288,24 @@ class Pages:
             if self._writes_anew and not self._is_refused:
                 anew.append(one)
         if anew:
-            left = await self._settling.write_anew(self._channel, anew)
+            left = await self._settling.write_anew(self._channels, anew)
             self._is_refused = len(left) == len(anew)
 
     async def give_back(self) -> None:
         """Give back what wasn't removed."""
-        self._hold()  # what has come to a consumer that was not filled; what comes from now on, the server gives back
+        with suppress(AmqpError):  # they are lost
+            await self._channels.end_consumers()  # else what is given back would come to those that were not filled
+        self._hold()
         await self._put_aside()
-        if self._channel.lost is not None:  # the server has given them back
+        if self._channels.lost is not None:  # the server has given them back
             return
-        for _ in self._channel.reject_all():
-            await self._channel.flow()
+        for taken in self._channels.reject_all():
+            await taken
             await asyncio.sleep(SETTLING_LAG)
 
     def close(self) -> None:
         """End: what is still held, the server gives back, and counts it."""
-        self._channel.channel.begin_close()
+        self._channels.begin_close()
 
 
 class DeadLook:

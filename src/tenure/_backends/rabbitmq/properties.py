@@ -29,6 +29,9 @@ SHORT_MAX = 255
 DEPTH_MAX = 32
 """Tables and arrays inside each other that are read; what is deeper is read as None."""
 
+FLAGS_MAX = 32
+"""Bytes of the flags that say which properties there are. AMQP has two; behind more than these, nothing is read."""
+
 _FLAGS, _SIZE, _TIME, _DECIMAL = (struct.Struct(form) for form in (">H", ">I", ">Q", ">Bi"))
 _FIXED = {
     ord(code): struct.Struct(form)
@@ -104,6 +107,8 @@ def _extents(data: bytes) -> Iterator[tuple[str, int, int]]:
     size, at, flags = len(data), 2, int.from_bytes(data[:2], "big")
     more = flags
     while more & 1:  # more flags, which mean nothing
+        if at >= FLAGS_MAX:
+            return
         more = int.from_bytes(data[at : at + 2], "big")
         at += 2
     for name in _names(flags & 0xFFFF):

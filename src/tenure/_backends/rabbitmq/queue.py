@@ -27,7 +27,7 @@ from aiormq import spec
 from tenure._backends.rabbitmq.client import Client, missing_allowed
 from tenure._backends.rabbitmq.delays import LEVELS, STEP, Delays, steps_of
 from tenure._backends.rabbitmq.errors import Rejected, TooLarge
-from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.held_channels import HeldChannels
 from tenure._backends.rabbitmq.live import SETTLING_LAG, Browser
 from tenure._backends.rabbitmq.message_format import (
     FoundMessage,
@@ -275,23 +275,34 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             record.made = record.made or (secrets.token_hex(8) if changes else "")
             return settings, record.made
 
-        async def declare() -> tuple[QueueSettings, str]:
+        async def declare() -> QueueSettings:
             await self._ensure(queue)
-            return await self._records.change(write)
+            settings, made = await self._records.change(write)
+            self._see(queue, made)
+            return settings
 
-        settings, made = await self._client.run(declare, to_end=True)
-        self.generations.note(queue, made)
-        return settings
+        return await self._client.run(declare, to_end=True)
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings of *queue*."""
 
         async def read() -> Record:
-            return (await self._records.read()).get(queue) or Record()
+            record = (await self._records.read()).get(queue) or Record()
+            self._see(queue, record.made)
+            return record
 
         record = await self._client.run(read)
-        self.generations.note(queue, record.made)
         return QueueSettings(**record.settings)
+
+    def _see(self, queue: str, made: str) -> None:
+        """See the mark of *queue*; if it was made anew, begin its channels anew, too.
+
+        The server may not have told that it was deleted, if a consumer was begun just then: it would send nothing.
+        """
+        if self.generations.mark_of(queue) not in (None, "", made):
+            for subscription in self._subscriptions_of((queue, dead_letters_of(queue))):
+                subscription.begin_anew()
+        self.generations.note(queue, made)
 
     async def _max_deliveries(self, queue: str) -> int:
         return QueueSettings(**(await self._records.last_known(queue)).settings).max_deliveries
@@ -455,7 +466,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         founds = _read(queue, taken)
         if not _may_include_dead(queue, founds):
             return self._locked(taken, founds, lock)
-        if (subscription := self._subscriptions.get(queue)) is not None:  # else its channel is over: it comes again
+        if (subscription := self._subscriptions.get(queue)) is not None:  # else its channels are over: it comes again
             subscription.put_back(taken)
         return None
 
@@ -505,23 +516,23 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def _lock(self, queue: str, taken: Taken, founds: list[FoundMessage], lock: float) -> Claim:
         """Lock those that are to be delivered; move the others to the dead letters."""
-        channel = taken.channel
+        channels = taken.channels
         died: list[Died] = []
         if not queue.endswith(DEAD_SUFFIX):
             try:
                 now = time.time()
                 gone, moves, founds = await self._sort(queue, founds, now)
-                died = await self._move_dead(channel, gone, moves, now, lock)
+                died = await self._move_dead(channels, gone, moves, now, lock)
             except BaseException:  # this claim is given up: nobody will settle them
-                self._give_back(queue, channel, founds)
+                self._give_back(queue, channels, founds)
                 raise
         if self._clock.now() >= taken.asked_at + lock:  # so slow is the server: each lock would be over, and counted
-            self._give_back(queue, channel, founds)
+            self._give_back(queue, channels, founds)
             return Claim((), None, tuple(died))
         return self._locked(taken, founds, lock, died)
 
-    def _give_back(self, queue: str, channel: HeldChannel, founds: Sequence[FoundMessage]) -> None:
-        self._client.begin(self._settling.give_back(queue, channel, [one.raw for one in founds]), "give-back")
+    def _give_back(self, queue: str, channels: HeldChannels, founds: Sequence[FoundMessage]) -> None:
+        self._client.begin(self._settling.give_back(queue, channels, [one.raw for one in founds]), "give-back")
 
     def _locked(self, taken: Taken, founds: Sequence[FoundMessage], lock: float, died: Sequence[Died] = ()) -> Claim:
         """Lock messages for *lock* seconds from when they were asked for."""
@@ -531,7 +542,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         shown_end = time.time() - local_now + ends_at
         deliveries: list[Delivery] = []
         for found in founds:
-            held = HeldMessage(found, taken.channel, ends_at, last_end + found.raw.at)
+            held = HeldMessage(found, taken.channels, ends_at, last_end + found.raw.at)
             deliveries.append(self._receipts.add(delivery_of(found, token, shown_end), held))
         if deliveries:
             self._receipts.watch(ends_at)
@@ -561,7 +572,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def _move_dead(
         self,
-        channel: HeldChannel,
+        channels: HeldChannels,
         gone: list[FoundMessage],
         moves: list[tuple[FoundMessage, Outcome]],
         now: float,
@@ -569,12 +580,12 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     ) -> list[Died]:
         """Move those that have expired or were delivered too often to the dead letters."""
         for one in gone:
-            channel.begin_ack(one.raw.tag)
+            channels.begin_ack(one.raw.tag)
         if not moves:
             return []
         # So a consumer that receives the last message and then counts finds the dead letters. But other locks run.
         begun = {
-            self._client.begin(self._settling.move_found(channel, one, outcome, now), "dead-letter"): (one, outcome)
+            self._client.begin(self._settling.move_found(channels, one, outcome, now), "dead-letter"): (one, outcome)
             for one, outcome in moves
         }
         done, _ = await asyncio.wait(begun, timeout=min(lock, self._client.options.timeout) / 3)
@@ -632,7 +643,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         until = self._clock.now() + lock
 
         async def renew() -> list[Renewed | Lapsed | NoAnswer]:
-            channels = {found.channel for one in held if (found := self._receipts.find(one)) is not None}
+            channels = {found.channels for one in held if (found := self._receipts.find(one)) is not None}
             counts = {one: asyncio.ensure_future(one.count()) for one in channels}
             if counts:
                 await asyncio.wait(counts.values(), timeout=self._client.options.timeout / 2)
@@ -642,7 +653,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                 found = self._receipts.find(one)
                 if found is None:
                     answers.append(LAPSED)
-                elif found.channel in silent:
+                elif found.channels in silent:
                     answers.append(NoAnswer(f"the server didn't answer for the queue {found.found.queue!r}"))
                 elif self._receipts.renew(found, until):
                     answers.append(Renewed(time.time() + max(0.0, found.ends_at - self._clock.now())))

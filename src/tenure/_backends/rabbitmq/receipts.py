@@ -16,7 +16,7 @@ from typing import Any
 
 from tenure._backends.rabbitmq.client import Client
 from tenure._backends.rabbitmq.errors import AmqpError
-from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.held_channels import HeldChannels
 from tenure._backends.rabbitmq.message_format import FoundMessage
 from tenure._queue import receipts
 from tenure._queue.verdicts import Lapsed, Settled, Verdict
@@ -32,7 +32,7 @@ class HeldMessage(receipts.Held):
     """A message that this process holds."""
 
     found: FoundMessage
-    channel: HeldChannel
+    channels: HeldChannels
     ends_at: float
     """The end of its lock, by the local clock."""
     last_end: float
@@ -48,7 +48,7 @@ class HeldMessage(receipts.Held):
 
     def is_over(self, now: float) -> bool:
         """Return whether its lock has ended *now*."""
-        return self.channel.lost is not None or (now >= self.ends_at and not self.settling)
+        return self.channels.lost is not None or (now >= self.ends_at and not self.settling)
 
 
 class Receipts(receipts.Receipts[HeldMessage]):
@@ -76,9 +76,9 @@ class Receipts(receipts.Receipts[HeldMessage]):
         held.ends_at = max(held.ends_at, until)
         return True
 
-    def lose(self, channel: HeldChannel) -> None:
-        """Forget all deliveries of a channel that is over."""
-        self.forget_all(lambda held: held.channel is channel)
+    def lose(self, channels: HeldChannels) -> None:
+        """Forget all deliveries of channels that are over."""
+        self.forget_all(lambda held: held.channels is channels)
 
     def lose_queue(self, queue: str) -> None:
         """Forget all deliveries of a queue that was deleted."""
@@ -111,7 +111,7 @@ class Receipts(receipts.Receipts[HeldMessage]):
             self._wake_at(next_end)
 
     def _give_up(self, held: HeldMessage) -> None:
-        if held.ending is not None or held.channel.lost is not None:
+        if held.ending is not None or held.channels.lost is not None:
             return
         found = held.found
         # The server doesn't tell how often a message was delivered that it dead-letters: then a copy must. And dead
@@ -128,4 +128,4 @@ class Receipts(receipts.Receipts[HeldMessage]):
 
 def _reject(held: HeldMessage) -> None:
     with suppress(AmqpError):  # the channel is over: the server has done it
-        held.channel.reject(held.found.raw.tag)
+        held.channels.begin_reject(held.found.raw.tag)

@@ -22,7 +22,7 @@ from tenure._backends.rabbitmq.client import FAILURES, Client
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import DELAY_MAX, steps_of
 from tenure._backends.rabbitmq.errors import AmqpError, Unacceptable
-from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.held_channels import HeldChannels
 from tenure._backends.rabbitmq.message_format import Facts, FoundMessage, copied, found_message
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
 from tenure._backends.rabbitmq.receipts import HeldMessage, Receipts
@@ -120,8 +120,8 @@ class Settling:
     def _begin(self, held: HeldMessage, verdict: Verdict) -> asyncio.Future[Answer | None]:
         earlier = held.passing if held.passing is not None and not held.passing[1].done() else None
         is_plain = isinstance(verdict, Complete) and not verdict.sends
-        if is_plain and earlier is None and held.ending is None and held.channel.lost is None:
-            held.verdict, held.ending = verdict, held.channel.begin_ack(held.found.raw.tag)
+        if is_plain and earlier is None and held.ending is None and held.channels.lost is None:
+            held.verdict, held.ending = verdict, held.channels.begin_ack(held.found.raw.tag)
             # No task: most verdicts are these. Its result is None, which means settled.
             return cast("asyncio.Future[Answer | None]", held.ending)
         if earlier is not None and earlier[0] == verdict:
@@ -148,7 +148,7 @@ class Settling:
         if isinstance(verdict, Complete):
             for queue, message in verdict.sends:
                 await self._send(queue, [message])
-            if held.channel.lost is not None:
+            if held.channels.lost is not None:
                 return LAPSED
             await self._ack(held, verdict)
             return SETTLED
@@ -160,13 +160,13 @@ class Settling:
 
     async def _replace(self, held: HeldMessage, verdict: Verdict, copy: Copy | None, answer: Answer) -> Answer:
         """Pass a verdict by a *copy*, or by a rejection if that is none."""
-        if held.channel.lost is not None:  # meanwhile, and nothing was done yet: that is certain
+        if held.channels.lost is not None:  # meanwhile, and nothing was done yet: that is certain
             return LAPSED
         if copy is None:
             await self._reject(held, verdict)
             return answer
         try:
-            await self._publish(held.channel, held.found, copy)
+            await self._publish(held.channels, held.found, copy)
         except Unacceptable:
             # As it is, the server can move it, or deliver it again; that counts.
             await self._reject(held, verdict, requeue=held.found.is_dead or not copy.is_dead)
@@ -179,13 +179,12 @@ class Settling:
 
     async def _ack(self, held: HeldMessage, verdict: Verdict) -> None:
         if held.ending is None:
-            held.verdict, held.ending = verdict, held.channel.begin_ack(held.found.raw.tag)
+            held.verdict, held.ending = verdict, held.channels.begin_ack(held.found.raw.tag)
         await asyncio.shield(held.ending)
 
     async def _reject(self, held: HeldMessage, verdict: Verdict, *, requeue: bool = True) -> None:
         if held.ending is None:
-            held.channel.reject(held.found.raw.tag, requeue=requeue)
-            held.verdict, held.ending = verdict, held.channel.flow()
+            held.verdict, held.ending = verdict, held.channels.begin_reject(held.found.raw.tag, requeue=requeue)
         await asyncio.shield(held.ending)
 
     async def _copy_for(self, found: FoundMessage, verdict: Verdict, now: float) -> tuple[Copy | None, Answer]:
@@ -210,43 +209,41 @@ class Settling:
                 most = await self._max_deliveries(found.queue)
                 outcome = outcome_of(LOCK_ENDED, EndedDelivery(found.count, is_expired=True), most, now)
                 copy = Copy(noted(found.facts, outcome, now, fills=True), is_dead=True)
-            await self._publish(held.channel, found, copy)
+            await self._publish(held.channels, found, copy)
             if held.ending is None:
-                await held.channel.begin_ack(found.raw.tag)
+                await held.channels.begin_ack(found.raw.tag)
         except (*FAILURES, TenureError):
             with suppress(AmqpError):
-                held.channel.reject(found.raw.tag)
+                held.channels.begin_reject(found.raw.tag)
 
     # --- copies ---
 
-    async def _publish(self, channel: HeldChannel, found: FoundMessage, copy: Copy) -> None:
+    async def _publish(self, channels: HeldChannels, found: FoundMessage, copy: Copy) -> None:
         """Publish a copy of *found* to its queue, or among the dead letters.
 
         Raises:
             Unacceptable: Its new facts don't fit.
-            AmqpError: Its *channel* is lost: then the server delivers it again, and a copy would be one too many.
+            AmqpError: Its *channels* are lost: then the server delivers it again, and a copy would be one too many.
         """
-        if channel.lost is not None:
-            raise channel.lost
+        if channels.lost is not None:
+            raise channels.lost
         steps = steps_of(min(copy.delay, DELAY_MAX)) if copy.delay else 0
         most = await self._publisher.properties_max()
         properties = copied(found, copy.facts, now=time.time(), most=most, is_delayed=bool(steps))
         queue = dead_letters_of(found.queue) if copy.is_dead and not found.is_dead else found.queue
         await self._publisher.publish(queue, [Letter(properties, found.raw.body, steps)])
 
-    async def give_back(self, queue: str, channel: HeldChannel, messages: Sequence[Delivered]) -> None:
+    async def give_back(self, queue: str, channels: HeldChannels, messages: Sequence[Delivered]) -> None:
         """Give back, uncounted, what came and was not asked for."""
-        if channel.lost is not None:  # the server has given them back
+        if channels.lost is not None:  # the server has given them back
             return
         now = time.time()
         founds = [found_message(queue, raw, now) for raw in messages]
         staying = [one for one in founds if one.is_dead and not one.returned]
-        staying += await self.write_anew(channel, [one for one in founds if not one.is_dead or one.returned])
-        for one in staying:
-            channel.reject(one.raw.tag)
-        await channel.flow()
+        staying += await self.write_anew(channels, [one for one in founds if not one.is_dead or one.returned])
+        await asyncio.gather(*[channels.begin_reject(one.raw.tag) for one in staying])
 
-    async def write_anew(self, channel: HeldChannel, founds: Sequence[FoundMessage]) -> list[FoundMessage]:
+    async def write_anew(self, channels: HeldChannels, founds: Sequence[FoundMessage]) -> list[FoundMessage]:
         """Put messages of one queue behind all others, uncounted; return those for which the server takes no copy.
 
         Once a copy has failed, no more are tried: each might take as long.
@@ -262,33 +259,32 @@ class Settling:
                     return
                 facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count - 1)
                 try:
-                    await self._publish(channel, found, Copy(facts))
+                    await self._publish(channels, found, Copy(facts))
                 except (*FAILURES, TenureError) as error:
                     if not isinstance(error, Unacceptable):
                         has_failed = True
                     left.append(found)
                 else:
-                    await channel.begin_ack(found.raw.tag)
+                    await channels.begin_ack(found.raw.tag)
 
         for error in await asyncio.gather(*map(write, founds), return_exceptions=True):
             if error is not None:
                 raise error
         return left
 
-    async def move_found(self, channel: HeldChannel, found: FoundMessage, outcome: Outcome, now: float) -> None:
+    async def move_found(self, channels: HeldChannels, found: FoundMessage, outcome: Outcome, now: float) -> None:
         """Move a message to the dead letters that was found expired or exhausted."""
         facts = noted(found.facts, outcome, now, fills=True)
         try:
-            await self._publish(channel, found, Copy(facts, is_dead=True))
+            await self._publish(channels, found, Copy(facts, is_dead=True))
         except Unacceptable:
-            channel.reject(found.raw.tag, requeue=False)  # the server moves it, as it is
-            await channel.flow()
+            await channels.begin_reject(found.raw.tag, requeue=False)  # the server moves it, as it is
         except BaseException:  # it is delivered again, and found again
             with suppress(AmqpError):
-                channel.reject(found.raw.tag)
+                channels.begin_reject(found.raw.tag)
             raise
         else:
-            await channel.begin_ack(found.raw.tag)
+            await channels.begin_ack(found.raw.tag)
 
 
 def _copy_of_dead(found: FoundMessage, verdict: Verdict, now: float) -> Copy | None:

@@ -1,4 +1,4 @@
-"""Claims of one queue, on a channel of its own: what carries out the decisions of ``receiving``.
+"""Claims of one queue, on channels of its own: what carries out the decisions of ``receiving``.
 
 RabbitMQ sends messages to consumers; it isn't asked for them. While somebody listens to the hints of the queue, a few
 consumers stand, and a message that comes is a hint. While nobody does, a claim takes what is there. When consumers are
@@ -24,7 +24,7 @@ from tenure._backends.rabbitmq.client import (
 )
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.errors import AmqpError, ConnectionLost
-from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.held_channels import HeldChannels
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._backends.rabbitmq.presence import Presence
 from tenure._backends.rabbitmq.receiving import NEVER, Receiving
@@ -40,16 +40,20 @@ DELETED_WITHIN = 2.0
 LOOKS_AFTER, LOOKS_EVERY = 0.3, 0.05
 """Seconds after which it is asked for the first time whether it has, and then each time."""
 
+CALM = 0.5
+"""Seconds for which nothing has come to channels that are idle before they are begun anew. A verdict makes room for
+another message, which the queue sends when it has written the verdict: it answers nothing then."""
+
 TAG = "tenure-"
 """How the tags of consumers begin; the rest is their number."""
 
-GiveBack = Callable[["HeldChannel", Sequence[Delivered]], Awaitable[None]]
+GiveBack = Callable[["HeldChannels", Sequence[Delivered]], Awaitable[None]]
 
 
 class Taken(NamedTuple):
     """What a claim has taken."""
 
-    channel: HeldChannel
+    channels: HeldChannels
     messages: list[Delivered]
     is_more: bool
     """Whether it is worth asking again at once."""
@@ -58,11 +62,11 @@ class Taken(NamedTuple):
 
 
 class Receiver:
-    """A channel, and the machine that decides about its consumers. On the loop of the connections.
+    """Channels, and the machine that decides about its consumers. On the loop of the connections.
 
     Args:
         client: The RabbitMQ.
-        channel: New.
+        channels: New.
         give_back: Gives messages back, uncounted.
         on_hint: Called when a message has come for a listener.
         on_move: Called when a message has come, was asked for, or is given back.
@@ -71,18 +75,18 @@ class Receiver:
     def __init__(
         self,
         client: Client,
-        channel: HeldChannel,
+        channels: HeldChannels,
         give_back: GiveBack,
         on_hint: Callable[[], None],
         on_move: Callable[[], None],
     ) -> None:
-        self.channel = channel
+        self.channels = channels
         self.machine = Receiving()
         self.is_idle = asyncio.Event()
         """Set while nothing is given back."""
         self.is_idle.set()
         self._client = client
-        self._loop = channel.channel.connection.loop
+        self._loop = channels.loop
         self._give_back = give_back
         self._on_hint = on_hint
         self._on_move = on_move
@@ -91,17 +95,17 @@ class Receiver:
         self._numbers = itertools.count(1)
         self._alarm: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
-        channel.on_received = self._received
-        channel.on_verdict = lambda tag: self.feed(receiving.Verdict(tag))
+        channels.on_received = self._received
+        channels.on_verdict = lambda tag: self.feed(receiving.Verdict(tag))
 
     async def claim(self, limit: int) -> tuple[list[Delivered], bool]:
         """Take up to *limit* messages; return them, and whether it is worth asking again at once.
 
         Raises:
-            AmqpError: The channel is lost.
+            AmqpError: The channels are lost.
         """
-        if self.channel.lost is not None:
-            raise self.channel.lost
+        if self.channels.lost is not None:
+            raise self.channels.lost
         number = next(self._numbers)
         answer: asyncio.Future[tuple[list[Delivered], bool]] = self._loop.create_future()
         self._claims[number] = answer
@@ -118,8 +122,8 @@ class Receiver:
 
     @property
     def known_consumers(self) -> int:
-        """How many consumers the server counts of this channel: those that stand, and those that hold messages."""
-        return len({f"{TAG}{one}" for one in self.machine.consumers} | self.channel.holders)
+        """How many consumers the server counts of these channels: those that stand, and those that hold messages."""
+        return len({f"{TAG}{one}" for one in self.machine.consumers} | self.channels.holders)
 
     def take(self, limit: int) -> list[Delivered]:
         """Take up to *limit* messages of what waits; on any thread."""
@@ -138,27 +142,27 @@ class Receiver:
 
     async def close(self) -> None:
         """End all consumers, and give back what waits."""
-        if self.channel.lost is None:
+        if self.channels.lost is None:
             self.feed(receiving.Close())
             await self._closed.wait()
 
     def lose(self) -> None:
-        """Note that the channel is lost."""
+        """Note that the channels are lost."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._closed.set()
         self.is_idle.set()
         claims, self._claims = self._claims, {}
         for answer in claims.values():
-            if not answer.done() and self.channel.lost is not None:
-                answer.set_exception(self.channel.lost)
+            if not answer.done() and self.channels.lost is not None:
+                answer.set_exception(self.channels.lost)
                 answer.exception()  # it may be given up
 
     # --- the machine ---
 
     def feed(self, given: receiving.Input) -> None:
         """Tell the machine something, and do what it says."""
-        if self.channel.lost is not None:
+        if self.channels.lost is not None:
             return
         with suppress(AmqpError):  # the channel was lost just now
             for effect in self.machine.handle(given, self._loop.time()):
@@ -168,21 +172,21 @@ class Receiver:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        if (at := self.machine.wake_at) < NEVER and self.channel.lost is None:
+        if (at := self.machine.wake_at) < NEVER and self.channels.lost is None:
             self._alarm = self._loop.call_at(at, self.feed, receiving.Tick())
 
     def _carry_out(self, effect: receiving.Effect) -> None:
         match effect:
             case receiving.Begin(tag, credit):
-                self.channel.consume(f"{TAG}{tag}", credit)
+                self.channels.consume(f"{TAG}{tag}", credit)
             case receiving.End(tag):
-                self.channel.cancel(f"{TAG}{tag}")
+                self.channels.cancel(f"{TAG}{tag}")
             case receiving.Get():
-                self._then(self.channel.get(), self._got)
+                self._then(self.channels.get(), self._got)
             case receiving.Count():
-                self._then(self.channel.count(), self._counted)
+                self._then(self.channels.count(), self._counted)
             case receiving.Await():
-                self._then(self.channel.arrived(), lambda _: self.feed(receiving.Arrived()))
+                self._then(self.channels.arrived(), lambda _: self.feed(receiving.Arrived()))
             case receiving.Answer(claim, messages, is_more):
                 answer = self._claims.pop(claim)
                 taken = self._taken(messages)
@@ -227,9 +231,9 @@ class Receiver:
 
     async def _give_one_back(self, delivered: Delivered) -> None:
         try:
-            await self._give_back(self.channel, [delivered])
+            await self._give_back(self.channels, [delivered])
         except (*FAILURES, TenureError):
-            self.channel.channel.begin_close()  # then the server gives it back, and counts it
+            self.channels.begin_close()  # then the server gives it back, and counts it
 
 
 class Subscription:
@@ -243,7 +247,7 @@ class Subscription:
         presence: Knows whether the queue runs.
         ensure: Declares the queue if it isn't there.
         give_back: Gives messages back, uncounted.
-        lose: Called with a channel whose locks are over.
+        lose: Called with channels whose locks are over.
     """
 
     def __init__(
@@ -255,7 +259,7 @@ class Subscription:
         presence: Presence,
         ensure: Callable[[str], Awaitable[None]],
         give_back: GiveBack,
-        lose: Callable[[HeldChannel], None],
+        lose: Callable[[HeldChannels], None],
     ) -> None:
         self._client = client
         self._clock = clock
@@ -280,9 +284,9 @@ class Subscription:
     # --- state ---
 
     @property
-    def channel(self) -> HeldChannel | None:
-        """The channel on which messages come."""
-        return None if self._receiver is None else self._receiver.channel
+    def channels(self) -> HeldChannels | None:
+        """The channels on which messages come."""
+        return None if self._receiver is None else self._receiver.channels
 
     @property
     def waiting(self) -> int:
@@ -302,7 +306,7 @@ class Subscription:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held, and nobody listens."""
-        held = self._receiver is not None and self._receiver.channel.unacked
+        held = self._receiver is not None and self._receiver.channels.unacked
         return not (held or self._listeners or self._claiming.locked())
 
     # --- claims ---
@@ -316,19 +320,19 @@ class Subscription:
                 receiver = await self._ready_receiver()
                 asked_at = self._clock.now()  # not before: it may be its turn later than a short lock lasts
                 messages, is_more = await receiver.claim(limit)
-                if receiver.channel.lost is not None:
-                    raise receiver.channel.lost
-                return Taken(receiver.channel, messages, is_more, asked_at)
+                if receiver.channels.lost is not None:
+                    raise receiver.channels.lost
+                return Taken(receiver.channels, messages, is_more, asked_at)
             self._presence.forget(self._queue)
             return None
 
     def claim_waiting(self, limit: int) -> Taken | None:
         """Do the same with what has come already, if anything has; on any thread, and without a request."""
         receiver, asked_at = self._receiver, self._clock.now()
-        if receiver is None or receiver.channel.lost is not None or not self._listeners:
+        if receiver is None or receiver.channels.lost is not None or not self._listeners:
             return None
         taken = receiver.take(limit)
-        if not taken or receiver.channel.lost is not None:
+        if not taken or receiver.channels.lost is not None:
             return None
         missing, machine = limit - len(taken), receiver.machine
         is_more = bool(machine.waiting)
@@ -336,21 +340,21 @@ class Subscription:
             is_more = is_more or not (machine.is_calm or machine.free)
             # Not before the handlers that are woken now have begun: the other thread would take turns with them.
             asyncio.get_running_loop().call_later(0, self._client.call_home, receiver.feed, receiving.Taken(missing))
-        return Taken(receiver.channel, taken, is_more and missing > 0, asked_at)
+        return Taken(receiver.channels, taken, is_more and missing > 0, asked_at)
 
     def put_back(self, taken: Taken) -> None:
         """Undo :meth:`claim_waiting`."""
-        if (receiver := self._receiver) is not None and receiver.channel is taken.channel:  # else it is delivered again
+        receiver = self._receiver
+        if receiver is not None and receiver.channels is taken.channels:  # else it is delivered again
             receiver.put_back(taken.messages)
 
     async def _ready_receiver(self) -> Receiver:
-        if self._receiver is None:
+        if self._receiver is None or self._receiver.channels.lost is not None:  # it may have been, from the start
             await self._wait_until_gone()
-            raw = await self._client.receiving()
-            channel = HeldChannel(raw, amqp_name(self._queue))
-            receiver = Receiver(self._client, channel, self._give_back, self._on_hint, self._on_move)
-            channel.on_queue_gone = lambda: self._on_queue_gone(channel)
-            raw.on_lost = lambda error: self._on_lost(receiver, error)
+            channels = HeldChannels(await self._client.receiving(), amqp_name(self._queue))
+            receiver = Receiver(self._client, channels, self._give_back, self._on_hint, self._on_move)
+            channels.on_queue_gone = lambda: self._on_queue_gone(channels)
+            channels.on_lost = lambda error: self._on_lost(receiver, error)
             self._receiver = receiver
         return self._receiver
 
@@ -365,17 +369,34 @@ class Subscription:
                 return
             await asyncio.sleep(LOOKS_EVERY)
 
-    def _on_queue_gone(self, channel: HeldChannel) -> None:
+    def _on_queue_gone(self, channels: HeldChannels) -> None:
         self._presence.forget(self._queue)
         self._gone_at = self._client.home.time()
-        channel.channel.begin_close()
+        channels.begin_close()
 
     def lose_held(self) -> None:
-        """Note that the queue was deleted, and end the channel if it holds messages, which are gone with it."""
-        if self._receiver is not None and self._receiver.channel.unacked:
-            self._on_queue_gone(self._receiver.channel)
+        """Note that the queue was deleted, and end the channels if they hold messages, which are gone with it."""
+        if self._receiver is not None and self._receiver.channels.unacked:
+            self._on_queue_gone(self._receiver.channels)
         elif self._receiver is not None and not self._listeners:
-            self._receiver.channel.channel.begin_close()
+            self._receiver.channels.begin_close()
+
+    def begin_anew(self) -> None:
+        """End the channels, as the queue was made anew: as soon as they are idle, and nobody claims."""
+        if (channels := self.channels) is not None:
+            self._client.spawn(self._end_idle(channels), "begin-anew")
+
+    async def _end_idle(self, channels: HeldChannels) -> None:
+        """End *channels* when they are idle, and nothing is on its way to a consumer: the server would count that."""
+        with suppress(AmqpError):  # they are over
+            while channels.lost is None:
+                await channels.idle()
+                moves = channels.moves
+                await asyncio.sleep(CALM)
+                await channels.arrived()
+                async with self._claiming:
+                    if channels.is_idle and channels.moves == moves:
+                        channels.begin_close()
 
     async def give_back_all(self) -> None:
         """End all consumers, and give back what waits: nothing is received any more."""
@@ -383,15 +404,15 @@ class Subscription:
             await self._receiver.close()
 
     async def close(self) -> None:
-        """Do so, and close the channel, which holds nothing then."""
+        """Do so, and close the channels, which hold nothing then."""
         if (receiver := self._receiver) is not None:
             await receiver.close()
-            receiver.channel.channel.begin_close()
+            receiver.channels.begin_close()
 
     async def arrived(self) -> None:
         """Return when all has come that the queue has sent so far."""
         if self._receiver is not None:
-            await self._receiver.channel.arrived()
+            await self._receiver.channels.arrived()
 
     async def returned(self) -> None:
         """Return when nothing is being given back."""
@@ -413,7 +434,7 @@ class Subscription:
         if self._receiver is receiver:
             self._receiver = None
         receiver.lose()
-        self._lose(receiver.channel)
+        self._lose(receiver.channels)
         if error.code != NOT_FOUND:  # else each claim would lose its channel, and each loss would lead to a claim
             self._notifier.notify(self._queue)  # a claim finds out what is there now
         if self._stands_since is not None:
@@ -472,7 +493,7 @@ class Subscription:
                     async with self._claiming:
                         receiver = await self._ready_receiver()
                         self._begin_to_listen(receiver)
-                        await receiver.channel.flow()  # until its consumer stands, or was refused
+                        await receiver.channels.stand()  # until its consumer stands, or was refused
                 break
             except (AmqpError, OSError, TenureError) as error:
                 if isinstance(error, ConnectionLost) and error.code:

@@ -446,6 +446,10 @@ class QueueHarness(ABC):
         """
         raise NotImplementedError
 
+    async def standing(self, broker: Broker, queue: str) -> None:
+        """Return when the storage knows that *broker* waits for messages of *queue*; soon, unless it tells that."""
+        await asyncio.sleep(0)
+
     async def forward(self, source: str, target: str) -> None:
         """Write the only message of *source* to *target* as another program could, with all that is stored with it.
 
