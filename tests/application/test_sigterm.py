@@ -17,6 +17,7 @@ import pytest
 import tenure.sync
 from tenure._runtime import signals
 from tests.durations import PATIENCE
+from tests.unfelt_signals import UNFELT
 
 BOTH = """
 import asyncio, tenure
@@ -80,6 +81,16 @@ def lead(term):
 
 with tenure.sync.connect("sqlite:///work.db") as backend:
     backend.election("chair", ttl=3600).run(lead)
+print("over", flush=True)
+"""
+
+IDLE = f"""{UNFELT}
+import tenure.sync
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    queue = backend.queue("orders")
+    queue.send(b"one")
+    queue.consume(lambda message: tell_soon(NUMBER))
 print("over", flush=True)
 """
 
@@ -451,6 +462,14 @@ def test_no_signal_handler_is_left_behind_in_any_order(start: Start) -> None:
     """That of asyncio.run, if the consumer ends after the main task; and tenure's, if a program restored it."""
     child = start(ENDED)
     assert child.communicate(timeout=PATIENCE)[0] == "python's True\nsaved ours True\ninterrupted\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_ends_no_wait_of_the_main_thread_is_handled(start: Start, number: int) -> None:
+    """As one that comes just before the wait begins."""
+    child = start(IDLE.replace("NUMBER", str(int(number))))
+    assert child.communicate(timeout=PATIENCE)[0] == "over\n"
+    assert child.returncode == 0
 
 
 def test_an_interrupt_lets_work_end_and_releases_the_lease(start: Start, tmp_path: Path) -> None:

@@ -23,10 +23,12 @@ import pytest
 import tenure
 import tenure.sync
 from tenure._cli import lines as cli_lines
-from tenure._cli.lines import LineOptions, body_source, send_lines
+from tenure._cli.input import body_source
+from tenure._cli.lines import LineOptions, send_lines
 from tenure._cli.progress import NoProgress
 from tenure.cli import main
-from tests.durations import until
+from tests.durations import PATIENCE, until, wait_until
+from tests.unfelt_signals import UNFELT
 
 Captured = pytest.CaptureFixture[str]
 TENURE = [sys.executable, "-m", "tenure.cli"]
@@ -228,13 +230,13 @@ async def test_lines_refused_after_an_interrupt_are_known_not_to_be_sent(url: st
 class Terminal:
     """A command with a terminal for some of its streams."""
 
-    def __init__(self, line: list[str], streams: str) -> None:
+    def __init__(self, line: list[str], streams: str, program: str | None = None) -> None:
         self.end, inside = pty.openpty()
         stdin, stdout, stderr = (
             inside if name in streams else subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")
         )
         self.process = subprocess.Popen(
-            [*TENURE, *line],
+            [*(TENURE if program is None else [sys.executable, "-c", program]), *line],
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
@@ -276,8 +278,8 @@ def _controls(terminal: int) -> None:
 
 
 @contextmanager
-def terminal(*line: str, streams: str = "stdin stdout stderr") -> Iterator[Terminal]:
-    shown = Terminal(list(line), streams)
+def terminal(*line: str, streams: str = "stdin stdout stderr", program: str | None = None) -> Iterator[Terminal]:
+    shown = Terminal(list(line), streams, program)
     try:
         yield shown
     finally:
@@ -313,6 +315,43 @@ def test_one_interrupt_ends_it(lines: tuple[str, ...]) -> None:
         shown.type(b"half\x03")
         shown.until("")
         assert shown.process.returncode == 130
+
+
+INTERRUPTED_BEFORE_THE_READ = f"""{UNFELT}
+from tenure.cli import main
+
+write = sys.stderr.write
+
+def notice(text):
+    if "reading" in text:
+        tell_soon(signal.SIGINT)
+    return write(text)
+
+sys.stderr.write = notice
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("lines", [(), ("--lines",)])
+def test_an_interrupt_that_the_read_does_not_feel_ends_it(lines: tuple[str, ...]) -> None:
+    with terminal("send", "orders", *lines, program=INTERRUPTED_BEFORE_THE_READ) as shown:
+        shown.until("")
+        assert shown.process.returncode == 130
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks for threads in /proc")
+@pytest.mark.parametrize("lines", [(), ("--lines",)])
+def test_an_interrupt_ends_the_wait_for_the_writer_of_a_named_pipe(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    send = subprocess.Popen([*TENURE, "send", "orders", "--file", "pipe", *lines], stderr=subprocess.PIPE)
+    try:
+        threads = Path(f"/proc/{send.pid}/task")
+        wait_until(lambda: len(list(threads.iterdir())) > 1)  # one waits for the writer
+        send.send_signal(signal.SIGINT)
+        assert (send.communicate(timeout=PATIENCE)[1].strip(), send.returncode) == (b"", 130)
+    finally:
+        send.kill()
+        send.communicate()
 
 
 def test_a_bar_shows_the_progress(url: str, tmp_path: Path) -> None:

@@ -11,12 +11,8 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import stat
-import sys
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tenure
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import connect, exit_of
+from tenure._cli.input import Source, Unreadable
 from tenure._cli.output import end_line, notice, warn
 from tenure.errors import ConfigError, MessageRefused, TenureError
 
@@ -32,9 +29,6 @@ if TYPE_CHECKING:
 
 BATCH = 500
 """Messages in one request, at most."""
-
-CHUNK = 65_536
-"""Bytes that are read from the input at once, at most."""
 
 ANSWER_WITHIN = 1.0
 """Seconds to wait, after an interrupt, for the answer to a request that was sent before."""
@@ -118,14 +112,14 @@ async def send_lines(url: str, options: LineOptions, source: Source, on_sent: On
             sender = _Sender(queue, counts, on_sent, progress)
             try:
                 with progress:
-                    async for lines in _batches(source.read):
+                    async for lines in _batches(source):
                         await sender.send(lines)
             except asyncio.CancelledError:  # reported before the store is closed, which may take a while
                 return _interrupted(counts, received, progress)
     except asyncio.CancelledError:
         return _interrupted(counts, received, progress)
-    except _Unreadable as error:
-        raise Failure(Exit.CONFIG, f"the input can't be read: {error}; {counts}") from error
+    except Unreadable as error:
+        raise Failure(Exit.CONFIG, f"{error}; {counts}") from error
     if counts.skipped < options.skip:
         warn(f"nothing was sent: --skip {options.skip} skips all of the input's {counts.skipped:,} lines")
     return Exit.DONE
@@ -214,57 +208,10 @@ class _Sender:
         return ids
 
 
-# --- the input ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An input that is read in chunks.
-
-    Args:
-        read: Returns the next bytes, as soon as there are some; empty at the end.
-        size: The number of bytes, if it is known.
-        is_typed: Whether it is a terminal.
-    """
-
-    read: Callable[[], Awaitable[bytes]]
-    size: int | None = None
-    is_typed: bool = False
-
-
-def body_source(body: bytes) -> Source:
-    """Return a source that consists of *body*."""
-    left = [body]
-
-    async def read() -> bytes:
-        return left.pop() if left else b""
-
-    return Source(read, len(body))
-
-
-def file_source(number: int) -> Source:
-    """Return a source that reads the file descriptor *number*."""
-    size = None
-    with suppress(OSError):
-        status = os.fstat(number)
-        if stat.S_ISREG(status.st_mode):
-            size = status.st_size - os.lseek(number, 0, os.SEEK_CUR)
-    return Source(lambda: _in_thread(lambda: os.read(number, CHUNK)), size, os.isatty(number))
-
-
-def standard_input() -> Source:
-    """Return a source that reads the standard input."""
-    try:
-        number = sys.stdin.fileno()
-    except OSError:  # replaced by a stream without a descriptor
-        return Source(lambda: _in_thread(lambda: sys.stdin.buffer.read(CHUNK)))
-    return file_source(number)  # not from the buffer, whose lock a daemon must not hold at the program's end
-
-
-async def _batches(read: Callable[[], Awaitable[bytes]]) -> AsyncIterator[list[bytes]]:
+async def _batches(source: Source) -> AsyncIterator[list[bytes]]:
     """Yield the lines that were read, as soon as there is one."""
     rest = bytearray()
-    while chunk := await _next(read):
+    while chunk := await source.read():
         rest += chunk
         if b"\n" in chunk:
             *lines, last = bytes(rest).split(b"\n")
@@ -272,40 +219,3 @@ async def _batches(read: Callable[[], Awaitable[bytes]]) -> AsyncIterator[list[b
             yield [line.removesuffix(b"\r") for line in lines]
     if rest:
         yield [bytes(rest.removesuffix(b"\r"))]
-
-
-async def _next(read: Callable[[], Awaitable[bytes]]) -> bytes:
-    try:
-        return await read()
-    except OSError as error:
-        raise _Unreadable(error.strerror or str(error)) from error
-
-
-class _Unreadable(Exception):
-    """The input can't be read; the message is the reason."""
-
-
-async def _in_thread(read: Callable[[], bytes]) -> bytes:
-    """Return the result of *read*, called in a daemon thread, so that an interrupt ends the program at once."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[bytes] = loop.create_future()
-
-    def finish(chunk: bytes, error: Exception | None) -> None:
-        if result.done():
-            return
-        if error is None:
-            result.set_result(chunk)
-        else:
-            result.set_exception(error)
-
-    def wait() -> None:
-        chunk, failure = b"", None
-        try:
-            chunk = read()
-        except Exception as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed: no task waits any more
-            loop.call_soon_threadsafe(finish, chunk, failure)
-
-    threading.Thread(target=wait, name="tenure-send-input", daemon=True).start()
-    return await result

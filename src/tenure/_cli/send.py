@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +14,8 @@ from tenure._cli.completion import queue_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect, exit_of, json_option, key_value, on_option, seconds_option
-from tenure._cli.lines import LineOptions, Source, body_source, file_source, send_lines, standard_input
+from tenure._cli.input import Source, Unreadable, body_source, file_source, standard_input
+from tenure._cli.lines import LineOptions, send_lines
 from tenure._cli.output import notice, print_json, print_line
 from tenure._cli.progress import Bar, NoProgress, Progress
 from tenure._one_line import one_line
@@ -102,8 +102,7 @@ def command(
         return complete(
             _lines(url, LineOptions(queue, options_given, skip, id_prefix), given_body, file, quiet, as_json)
         )
-    content = given_body if given_body is not None else _content(file)
-    complete(_send_one(url, queue, Outgoing(content, **options_given), quiet, as_json))
+    complete(_send_one(url, queue, options_given, given_body, file, quiet, as_json))
     return Exit.DONE
 
 
@@ -118,10 +117,35 @@ def _check(body: str | None, file: Path | None, lines: bool, skip: int, id_prefi
         raise click.UsageError("the standard input is closed; give BODY or --file")
 
 
+async def _source(body: bytes | None, file: Path | None, said: str) -> Source:
+    """Return what to read; of a terminal, say so first, as in *said*."""
+    if body is not None:
+        return body_source(body)
+    source = standard_input() if file is None else await file_source(file)
+    if source.is_typed and file is None:
+        notice(said)
+    return source
+
+
 # --- one message -------------------------------------------------------------------------------------------------
 
 
-async def _send_one(url: str, name: str, message: Outgoing, quiet: bool, as_json: bool) -> None:
+async def _send_one(
+    url: str,
+    name: str,
+    options: dict[str, Any],
+    body: bytes | None,
+    file: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    try:
+        source = await _source(
+            body, file, f"reading the message from the terminal; end it with {_END} on a line of its own"
+        )
+        message = Outgoing(await source.read_all(), **options)
+    except Unreadable as error:
+        raise Failure(Exit.CONFIG, str(error)) from error
     async with connect(url) as backend:
         ids = await backend.queue(name).send_batch([message])
     if quiet:
@@ -136,29 +160,18 @@ async def _send_one(url: str, name: str, message: Outgoing, quiet: bool, as_json
         raise Failure(code, f"message {ids[0]} was sent, but {why}") from error
 
 
-def _content(file: Path | None) -> bytes:
-    if file is None and sys.stdin.isatty():
-        notice(f"reading the message from the terminal; end it with {_END} on a line of its own")
-    try:
-        return sys.stdin.buffer.read() if file is None else file.read_bytes()
-    except OSError as error:
-        raise Failure(Exit.CONFIG, f"{file or 'the standard input'} can't be read: {error.strerror}") from error
-
-
 # --- lines -------------------------------------------------------------------------------------------------------
 
 
 async def _lines(
     url: str, options: LineOptions, body: bytes | None, file: Path | None, quiet: bool, as_json: bool
 ) -> int:
-    if body is not None:
-        source = body_source(body)
-    elif file is not None:
-        source = file_source(_open(file))
-    else:
-        source = standard_input()
-        if source.is_typed:
-            notice(f"reading lines from the terminal, each is sent when it is entered; end with {_END}")
+    try:
+        source = await _source(
+            body, file, f"reading lines from the terminal, each is sent when it is entered; end with {_END}"
+        )
+    except Unreadable as error:
+        raise Failure(Exit.CONFIG, str(error)) from error
 
     def print_ids(first: int, ids: list[str]) -> None:
         if as_json:
@@ -171,13 +184,6 @@ async def _lines(
 
     on_sent = print_nothing if quiet else print_ids
     return await send_lines(url, options, source, on_sent, _progress(options, source, quiet))
-
-
-def _open(file: Path) -> int:
-    try:
-        return os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    except OSError as error:
-        raise Failure(Exit.CONFIG, f"{file} can't be read: {error.strerror}") from error
 
 
 def _progress(options: LineOptions, source: Source, quiet: bool) -> Progress:

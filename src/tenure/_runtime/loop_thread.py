@@ -25,6 +25,9 @@ _log = logging.getLogger("tenure")
 ENDING = 5.0
 """Seconds that tasks have to end when their thread ends."""
 
+LOOK_EVERY = 0.5
+"""Seconds after which a main thread that waits handles a signal that came just before, or in another thread."""
+
 THREADS = 8
 """Threads of a loop's default executor: drivers look up the addresses of hosts there."""
 
@@ -119,7 +122,7 @@ class LoopThread:
         call = _Call(self, start)
         try:
             self._submit(call, context)
-            return call.outcome.result()
+            return _waited_for(call.outcome)
         except BaseException:
             if call.outcome in self._pending:
                 call.cancel()
@@ -164,6 +167,18 @@ class LoopThread:
 
     def _on_start(self) -> None:
         """Prepare the thread; called on it before the loop runs."""
+
+
+def _waited_for(outcome: Future[T]) -> T:
+    """Return the result of *outcome*, and let signals be handled meanwhile.
+
+    A signal ends a wait of the main thread only if it comes in that thread and during that wait.
+    """
+    if threading.current_thread() is threading.main_thread():
+        while not outcome.done():
+            with suppress(TimeoutError):  # of this wait; or the outcome, which is raised below
+                return outcome.result(LOOK_EVERY)
+    return outcome.result()
 
 
 def _is_finalizing() -> bool:

@@ -1,0 +1,123 @@
+"""What ``tenure send`` reads: an argument, a file or the standard input.
+
+The event loop never waits for a read: an interrupt ends the command at once, also if it comes just before the read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar, cast
+
+T = TypeVar("T")
+
+CHUNK = 65_536
+"""Bytes that are read from the input at once, at most."""
+
+
+class Unreadable(Exception):
+    """The input can't be read; the message says which, and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An input that is read in chunks.
+
+    Args:
+        read: Returns the next bytes, as soon as there are some; empty at the end. Raises ``Unreadable``.
+        size: The number of bytes, if it is known.
+        is_typed: Whether it is a terminal.
+    """
+
+    read: Callable[[], Awaitable[bytes]]
+    size: int | None = None
+    is_typed: bool = False
+
+    async def read_all(self) -> bytes:
+        """Return all that is left of it."""
+        chunks: list[bytes] = []
+        while chunk := await self.read():
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def body_source(body: bytes) -> Source:
+    """Return a source that consists of *body*."""
+    left = [body]
+
+    async def read() -> bytes:
+        return left.pop() if left else b""
+
+    return Source(read, len(body))
+
+
+async def file_source(file: Path) -> Source:
+    """Return a source that reads *file*. A named pipe waits here for its writer.
+
+    Raises:
+        Unreadable: It can't be opened.
+    """
+    number = await _in_thread(lambda: os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0)), str(file))
+    source = _descriptor_source(number, str(file))
+
+    async def read() -> bytes:
+        if not (chunk := await source.read()):
+            os.close(number)
+        return chunk
+
+    return replace(source, read=read)
+
+
+def standard_input() -> Source:
+    """Return a source that reads the standard input."""
+    name = "the standard input"
+    try:
+        number = sys.stdin.fileno()
+    except OSError:  # replaced by a stream without a descriptor
+        return Source(lambda: _in_thread(lambda: sys.stdin.buffer.read(CHUNK), name))
+    return _descriptor_source(number, name)  # not the buffer, whose lock a daemon must not hold at the program's end
+
+
+def _descriptor_source(number: int, name: str) -> Source:
+    size = None
+    with suppress(OSError):
+        status = os.fstat(number)
+        if stat.S_ISREG(status.st_mode):
+            size = status.st_size - os.lseek(number, 0, os.SEEK_CUR)
+    return Source(lambda: _in_thread(lambda: os.read(number, CHUNK), name), size, os.isatty(number))
+
+
+async def _in_thread(call: Callable[[], T], name: str) -> T:
+    """Return the result of *call*, made in a daemon thread, so that an interrupt ends the program at once."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def finish(returned: T | None, error: Exception | None) -> None:
+        if result.done():
+            return
+        if error is None:
+            result.set_result(cast(T, returned))
+        else:
+            result.set_exception(error)
+
+    def wait() -> None:
+        returned, failure = None, None
+        try:
+            returned = call()
+        except Exception as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed: no task waits any more
+            loop.call_soon_threadsafe(finish, returned, failure)
+
+    threading.Thread(target=wait, name="tenure-send-input", daemon=True).start()
+    try:
+        return await result
+    except OSError as error:
+        raise Unreadable(f"{name} can't be read: {error.strerror or error}") from error
