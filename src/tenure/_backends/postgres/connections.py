@@ -256,7 +256,7 @@ class LoopConnections:
                 turn.set_exception(error)
 
     async def close(self) -> None:
-        """Close the connections; idle ones in agreement with the server, the others at once."""
+        """Close the connections: idle ones in agreement with the server, others at once, those that open as they end."""
         self._is_closed = True
         self._fail(Unavailable("the backend was closed meanwhile; connect again"))
         for check, connection in list(self._checks.items()):
@@ -266,10 +266,10 @@ class LoopConnections:
             connection.terminate()
         idle, self._idle = self._idle, []
         await close_together(*(partial(_close, connection) for connection in idle))
-        if self._opening:
-            _, late = await asyncio.wait(self._opening, timeout=1.0)
-            for opening in late:
-                opening.cancel()
+        if opening := set(self._opening):
+            for attempt in opening:
+                attempt.cancel()
+            await asyncio.wait(opening)
 
 
 def _too_busy(waited: float) -> Unavailable:
