@@ -94,6 +94,22 @@ with tenure.sync.connect("sqlite:///work.db") as backend:
 print("over", flush=True)
 """
 
+RAISING = f"""{UNFELT}
+import tenure.sync
+
+def mine(*_):
+    raise TimeoutError("mine")
+
+signal.signal(signal.SIGUSR1, mine)
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    queue = backend.queue("orders")
+    queue.send(b"one")
+    try:
+        queue.consume(lambda message: tell_soon(signal.SIGUSR1))
+    except TimeoutError as error:
+        print("raised", error, flush=True)
+"""
+
 STUBBORN = """
 import tenure.sync, time
 
@@ -470,6 +486,12 @@ def test_a_signal_that_ends_no_wait_of_the_main_thread_is_handled(start: Start, 
     child = start(IDLE.replace("NUMBER", str(int(number))))
     assert child.communicate(timeout=PATIENCE)[0] == "over\n"
     assert child.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGUSR1")
+def test_what_a_handler_of_the_program_raises_ends_the_wait(start: Start) -> None:
+    """Also a TimeoutError, as of a program that sets an alarm."""
+    assert start(RAISING).communicate(timeout=PATIENCE)[0] == "raised mine\n"
 
 
 def test_an_interrupt_lets_work_end_and_releases_the_lease(start: Start, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -155,6 +156,40 @@ def test_ids_that_can_not_be_written(url: str, where: str) -> None:
     )
     assert send.returncode == (74 if where == "full" else 141)
     assert bodies(url) == numbered(1, 500)
+
+
+@pytest.mark.parametrize("lines", [(), ("--lines",)])
+def test_an_input_for_which_the_system_gives_no_thread(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...]
+) -> None:
+    start = threading.Thread.start
+
+    def none(thread: threading.Thread) -> None:
+        if thread.name == "tenure-send-input":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    stdin(monkeypatch, b"1\n")
+    monkeypatch.setattr(threading.Thread, "start", none)
+    said = "tenure: error: the standard input can't be read: can't start new thread"
+    code, out, err = run_cli(capsys, "send", "orders", *lines)
+    assert (code, out, err.partition(";")[0].strip()) == (78, "", said)
+
+
+@pytest.mark.parametrize("lines", [(), ("--lines",)])
+def test_a_standard_input_without_a_descriptor(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...]
+) -> None:
+    class Replaced:
+        buffer = io.BytesIO(b"one")
+
+        @staticmethod
+        def isatty() -> bool:
+            return False
+
+    monkeypatch.setattr(sys, "stdin", Replaced())
+    assert run_cli(capsys, "send", "orders", *lines)[0] == 0
+    assert bodies(url) == [b"one"]
 
 
 # --- while it is read ------------------------------------------------------------------------------------------------
@@ -348,7 +383,8 @@ def test_an_interrupt_ends_the_wait_for_the_writer_of_a_named_pipe(tmp_path: Pat
         threads = Path(f"/proc/{send.pid}/task")
         wait_until(lambda: len(list(threads.iterdir())) > 1)  # one waits for the writer
         send.send_signal(signal.SIGINT)
-        assert (send.communicate(timeout=PATIENCE)[1].strip(), send.returncode) == (b"", 130)
+        said = b"tenure: interrupted; 0 sent; continue with --skip 0" if lines else b""
+        assert (send.communicate(timeout=PATIENCE)[1].strip(), send.returncode) == (said, 130)
     finally:
         send.kill()
         send.communicate()

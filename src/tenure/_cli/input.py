@@ -12,11 +12,8 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
-
-T = TypeVar("T")
 
 CHUNK = 65_536
 """Bytes that are read from the input at once, at most."""
@@ -33,7 +30,7 @@ class Source:
     Args:
         read: Returns the next bytes, as soon as there are some; empty at the end. Raises ``Unreadable``.
         size: The number of bytes, if it is known.
-        is_typed: Whether it is a terminal.
+        is_typed: Whether it is a terminal, or may be one.
     """
 
     read: Callable[[], Awaitable[bytes]]
@@ -58,21 +55,23 @@ def body_source(body: bytes) -> Source:
     return Source(read, len(body))
 
 
-async def file_source(file: Path) -> Source:
-    """Return a source that reads *file*. A named pipe waits here for its writer.
+def file_source(file: Path) -> Source:
+    """Return a source that reads *file*. The first read opens it: a named pipe waits for its writer then."""
+    opened: list[int] = []
 
-    Raises:
-        Unreadable: It can't be opened.
-    """
-    number = await _in_thread(lambda: os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0)), str(file))
-    source = _descriptor_source(number, str(file))
-
-    async def read() -> bytes:
-        if not (chunk := await source.read()):
-            os.close(number)
+    def read() -> bytes:
+        if not opened:
+            opened.append(os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
+        if not (chunk := os.read(opened[0], CHUNK)):
+            os.close(opened[0])
         return chunk
 
-    return replace(source, read=read)
+    size, is_device = None, False
+    with suppress(OSError):
+        status = file.stat()
+        is_device = stat.S_ISCHR(status.st_mode)
+        size = status.st_size if stat.S_ISREG(status.st_mode) else None
+    return Source(lambda: _in_thread(read, str(file)), size, is_device)
 
 
 def standard_input() -> Source:
@@ -80,44 +79,41 @@ def standard_input() -> Source:
     name = "the standard input"
     try:
         number = sys.stdin.fileno()
-    except OSError:  # replaced by a stream without a descriptor
+    except (OSError, AttributeError):  # replaced by a stream without a descriptor
         return Source(lambda: _in_thread(lambda: sys.stdin.buffer.read(CHUNK), name))
-    return _descriptor_source(number, name)  # not the buffer, whose lock a daemon must not hold at the program's end
-
-
-def _descriptor_source(number: int, name: str) -> Source:
     size = None
     with suppress(OSError):
         status = os.fstat(number)
         if stat.S_ISREG(status.st_mode):
             size = status.st_size - os.lseek(number, 0, os.SEEK_CUR)
+    # Not from the buffer, whose lock a daemon must not hold at the program's end.
     return Source(lambda: _in_thread(lambda: os.read(number, CHUNK), name), size, os.isatty(number))
 
 
-async def _in_thread(call: Callable[[], T], name: str) -> T:
-    """Return the result of *call*, made in a daemon thread, so that an interrupt ends the program at once."""
+async def _in_thread(read: Callable[[], bytes], name: str) -> bytes:
+    """Return the result of *read*, called in a daemon thread, so that an interrupt ends the program at once."""
     loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
+    result: asyncio.Future[bytes] = loop.create_future()
 
-    def finish(returned: T | None, error: Exception | None) -> None:
+    def finish(chunk: bytes, error: Exception | None) -> None:
         if result.done():
             return
         if error is None:
-            result.set_result(cast(T, returned))
+            result.set_result(chunk)
         else:
             result.set_exception(error)
 
     def wait() -> None:
-        returned, failure = None, None
+        chunk, failure = b"", None
         try:
-            returned = call()
+            chunk = read()
         except Exception as error:
             failure = error
         with suppress(RuntimeError):  # the loop is closed: no task waits any more
-            loop.call_soon_threadsafe(finish, returned, failure)
+            loop.call_soon_threadsafe(finish, chunk, failure)
 
-    threading.Thread(target=wait, name="tenure-send-input", daemon=True).start()
     try:
+        threading.Thread(target=wait, name="tenure-send-input", daemon=True).start()
         return await result
-    except OSError as error:
-        raise Unreadable(f"{name} can't be read: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # the latter: the system gives no thread
+        raise Unreadable(f"{name} can't be read: {getattr(error, 'strerror', None) or error}") from error

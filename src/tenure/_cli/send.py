@@ -117,11 +117,11 @@ def _check(body: str | None, file: Path | None, lines: bool, skip: int, id_prefi
         raise click.UsageError("the standard input is closed; give BODY or --file")
 
 
-async def _source(body: bytes | None, file: Path | None, said: str) -> Source:
+def _source(body: bytes | None, file: Path | None, said: str) -> Source:
     """Return what to read; of a terminal, say so first, as in *said*."""
     if body is not None:
         return body_source(body)
-    source = standard_input() if file is None else await file_source(file)
+    source = standard_input() if file is None else file_source(file)
     if source.is_typed and file is None:
         notice(said)
     return source
@@ -139,10 +139,8 @@ async def _send_one(
     quiet: bool,
     as_json: bool,
 ) -> None:
+    source = _source(body, file, f"reading the message from the terminal; end it with {_END} on a line of its own")
     try:
-        source = await _source(
-            body, file, f"reading the message from the terminal; end it with {_END} on a line of its own"
-        )
         message = Outgoing(await source.read_all(), **options)
     except Unreadable as error:
         raise Failure(Exit.CONFIG, str(error)) from error
@@ -166,12 +164,7 @@ async def _send_one(
 async def _lines(
     url: str, options: LineOptions, body: bytes | None, file: Path | None, quiet: bool, as_json: bool
 ) -> int:
-    try:
-        source = await _source(
-            body, file, f"reading lines from the terminal, each is sent when it is entered; end with {_END}"
-        )
-    except Unreadable as error:
-        raise Failure(Exit.CONFIG, str(error)) from error
+    source = _source(body, file, f"reading lines from the terminal, each is sent when it is entered; end with {_END}")
 
     def print_ids(first: int, ids: list[str]) -> None:
         if as_json:

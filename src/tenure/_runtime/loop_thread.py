@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextvars
 import logging
 import os
@@ -122,11 +121,12 @@ class LoopThread:
         call = _Call(self, start)
         try:
             self._submit(call, context)
-            return _waited_for(call.outcome)
+            _wait(call.outcome)
+            return call.outcome.result()
         except BaseException:
             if call.outcome in self._pending:
                 call.cancel()
-                concurrent.futures.wait([call.outcome])
+                _wait(call.outcome)
             raise
 
     def _submit(self, call: _Call[Any], context: contextvars.Context | None = None) -> None:
@@ -169,16 +169,16 @@ class LoopThread:
         """Prepare the thread; called on it before the loop runs."""
 
 
-def _waited_for(outcome: Future[T]) -> T:
-    """Return the result of *outcome*, and let signals be handled meanwhile.
+def _wait(outcome: Future[Any]) -> None:
+    """Wait for *outcome*, and let signals be handled meanwhile.
 
     A signal ends a wait of the main thread only if it comes in that thread and during that wait.
     """
-    if threading.current_thread() is threading.main_thread():
-        while not outcome.done():
-            with suppress(TimeoutError):  # of this wait; or the outcome, which is raised below
-                return outcome.result(LOOK_EVERY)
-    return outcome.result()
+    within = LOOK_EVERY if threading.current_thread() is threading.main_thread() else None
+    ended = threading.Event()  # the outcome's own wait would raise what a handler of the program may raise, too
+    outcome.add_done_callback(lambda _: ended.set())
+    while not ended.wait(within):
+        pass
 
 
 def _is_finalizing() -> bool:

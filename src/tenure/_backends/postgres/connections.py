@@ -256,7 +256,7 @@ class LoopConnections:
                 turn.set_exception(error)
 
     async def close(self) -> None:
-        """Close the connections: idle ones in agreement with the server, others at once, those that open as they end."""
+        """Close the connections: idle ones in agreement with the server, others at once, and give up what opens one."""
         self._is_closed = True
         self._fail(Unavailable("the backend was closed meanwhile; connect again"))
         for check, connection in list(self._checks.items()):
@@ -264,11 +264,12 @@ class LoopConnections:
             connection.terminate()
         for connection in list(self._busy):
             connection.terminate()
+        opening = set(self._opening)
+        for attempt in opening:
+            attempt.cancel()
         idle, self._idle = self._idle, []
         await close_together(*(partial(_close, connection) for connection in idle))
-        if opening := set(self._opening):
-            for attempt in opening:
-                attempt.cancel()
+        if opening:
             await asyncio.wait(opening)
 
 
