@@ -33,9 +33,10 @@ async def sharing_in(
         for label in labels
     ]
     running = []
-    for member in members:  # in this order, so that the first one is the oldest
+    count = partitions if isinstance(partitions, int) else len(partitions)
+    for member in members:  # in this order: the first one is the oldest, and gives of all the partitions
         running.append(asyncio.create_task(member.run(work, sigterm=False)))
-        await until(partial(getattr, member, "owned"))
+        await until(partial(_owns, member, count if member is members[0] else 1))
     try:
         await until(group)
         found = await group()
@@ -45,6 +46,10 @@ async def sharing_in(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+def _owns(member: tenure.Partitions, count: int) -> bool:
+    return len(member.owned) >= count
 
 
 @contextmanager
