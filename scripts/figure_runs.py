@@ -129,7 +129,7 @@ class Candidate:
 
     def _perform(self, effect: election.Effect) -> None:
         match effect:
-            case election.Acquire() | election.Renew() | election.Release():
+            case election.Acquire() | election.Inspect() | election.Renew() | election.Release():
                 request = asyncio.ensure_future(self._ask(effect))
                 self._requests.add(request)
                 request.add_done_callback(self._requests.discard)
@@ -150,7 +150,7 @@ class Candidate:
         self._log(self.name, "work ended", ended.token)
         self._inputs.put_nowait(ended)
 
-    async def _ask(self, question: election.Acquire | election.Renew | election.Release) -> None:
+    async def _ask(self, question: election.Acquire | election.Inspect | election.Renew | election.Release) -> None:
         self._log(self.name, f"asked to {type(question).__name__.lower()}")
         await asyncio.sleep(DELAY)
         if self.cut_off.is_set():
@@ -161,6 +161,8 @@ class Candidate:
                 answer = await self._leases.acquire(NAME, holder, Timing().ttl)
                 if isinstance(answer, Granted):
                     self._log("store", "granted", answer.grant.token)
+            case election.Inspect():
+                answer = await self._leases.inspect(NAME)
             case election.Renew(_, grant):
                 (answer,) = await self._leases.renew([grant], Timing().ttl)
             case election.Release(_, grant):

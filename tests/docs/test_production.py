@@ -17,7 +17,7 @@ from scripts import timing_tables as tables
 from tenure import Timing
 from tenure._election import effects as election
 from tenure._election.machine import Machine
-from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._queue.options import ConsumeSettings
 from tenure._telemetry.families import FAMILIES, OTHER
 from tenure._telemetry.metrics import Metrics, election_label
@@ -102,6 +102,8 @@ class World:
             match effect:
                 case election.Acquire(number, holder):
                     self.answer(machine, number, partial(self.acquire, holder))
+                case election.Inspect(number):
+                    self.answer(machine, number, self.inspect)
                 case election.Renew(number, grant):
                     if self.blocked.is_at(self.now):
                         self.feed(machine, election.Answered(number, election.RenewalWithheld("blocked")))
@@ -124,10 +126,16 @@ class World:
         elif self.refuses:
             self.feed(machine, election.Answered(number, NoAnswer("away")))
 
+    def inspect(self) -> HeldBy | Vacant:
+        if self.lease is None or self.lease.ends_at <= self.now:
+            return Vacant("job")
+        left = self.lease.ends_at - self.now
+        return HeldBy("job", self.lease.grant.holder, self.token, left if self.tells else None)
+
     def acquire(self, holder: str) -> Granted | HeldBy:
-        if self.lease is not None and self.lease.ends_at > self.now and self.lease.grant.holder != holder:
-            left = self.lease.ends_at - self.now
-            return HeldBy("job", self.lease.grant.holder, self.token, left if self.tells else None)
+        found = self.inspect()
+        if isinstance(found, HeldBy) and found.holder != holder:
+            return found
         self.token += 1
         self.lease = Lease(Grant("job", holder, self.token), self.now + self.timing.ttl)
         return Granted(self.lease.grant)

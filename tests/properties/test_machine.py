@@ -16,6 +16,7 @@ from tenure._election.effects import (
     Answer,
     Hint,
     Input,
+    Inspect,
     Release,
     Renew,
     RenewalWithheld,
@@ -28,7 +29,7 @@ from tenure._election.effects import (
     WorkEnded,
 )
 from tenure._election.machine import PACE_MIN, TRANSITIONS, State
-from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._timing import ATTEMPTS_MIN, Timing
 from tenure.testing._sim.elections.plan import TIMINGS
 from tenure.testing._sim.elections.script import Zeros
@@ -69,6 +70,7 @@ def _all_answers(grant: Grant) -> Iterator[Answer]:
     yield HeldBy("election", "m#1", 3, 0.0)
     yield HeldBy("election", "m#1", 3, 9.0)
     yield NoAnswer("lost")
+    yield Vacant("election")
     yield Withdrawn()
     yield RenewalWithheld("stalled")
 
@@ -181,8 +183,12 @@ class CandidateRuns(RuleBasedStateMachine):
         self.tokens += 1
         grant = self.watched.grant_for(ask, self.tokens)
         age = data.draw(st.just(0.0) | st.floats(0.0, 1.5)) * self.watched.timing.ttl
-        yes = Withdrawn() if isinstance(question, Withdraw) else Granted(grant, age=age)
-        self.watched.answer(ask, Released(grant) if isinstance(question, Release) else yes)
+        yes: dict[type, Answer] = {
+            Withdraw: Withdrawn(),
+            Release: Released(grant),
+            Inspect: Vacant("election"),
+        }
+        self.watched.answer(ask, yes.get(type(question), Granted(grant, age=age)))
 
     @precondition(lambda self: any(not isinstance(asked, Withdraw) for asked, _ in self.watched.open.values()))
     @rule(data=st.data())

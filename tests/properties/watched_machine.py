@@ -13,8 +13,10 @@ from tenure._election.effects import (
     CancelWork,
     Effect,
     Input,
+    Inspect,
     Release,
     Renew,
+    RenewalWithheld,
     StartWork,
     Stop,
     Tick,
@@ -24,10 +26,10 @@ from tenure._election.effects import (
 )
 from tenure._election.machine import Machine, State
 from tenure._jitter import Rng
-from tenure._lease import Grant, Granted
+from tenure._lease import Grant, Granted, NoAnswer
 from tenure._timing import Timing
 
-Question = Acquire | Renew | Release | Withdraw
+Question = Acquire | Inspect | Renew | Release | Withdraw
 
 MOVES: set[tuple[State, State]] = set()
 """Every change of state that any watched machine has made."""
@@ -55,6 +57,7 @@ class WatchedMachine:
         self.stopping = False
         self.work: Grant | None = None
         self.is_cancelled = False
+        self.is_heard = True  # the store has answered since the newest request
 
     def clone(self) -> WatchedMachine:
         """Return an independent copy."""
@@ -96,16 +99,25 @@ class WatchedMachine:
                 unanswered.answer_due,
             )
         )
-        return (machine.state, machine._hinted, machine._stopping, machine.place is None, requests, terms, times)
+        flags = (machine._hinted, machine._stopping, machine.place is None, machine._requests.is_heard)
+        return (machine.state, *flags, requests, terms, times)
 
-    @staticmethod
-    def _holder(request: Question) -> str:
-        return request.holder if isinstance(request, (Acquire, Withdraw)) else request.grant.holder
+    def _holder(self, request: Question) -> str:
+        return self._grant(request, 0).holder
 
     def grant_for(self, ask: int, token: int) -> Grant:
         """Return the grant of request *ask*; a new one for an acquisition."""
         request, _ = self.open[ask]
-        return Grant("election", request.holder, token) if isinstance(request, (Acquire, Withdraw)) else request.grant
+        return self._grant(request, token)
+
+    def _grant(self, request: Question, token: int) -> Grant:
+        match request:
+            case Acquire(_, holder) | Withdraw(_, holder):
+                return Grant("election", holder, token)
+            case Inspect():
+                return Grant("election", f"n#{self.machine._acquisition}", token)
+            case Renew(_, grant) | Release(_, grant):
+                return grant
 
     def answer(self, ask: int, answer: Answer) -> None:
         """Answer the open request *ask*."""
@@ -118,6 +130,7 @@ class WatchedMachine:
             self.stopping = True
         if isinstance(event, WorkEnded) and self._ends(event):
             self.work = None
+        self._note_answer(event)
         effects = self.machine.handle(event, self.now)
         asked_at = None
         if isinstance(event, Answered) and event.request_id in self.open:
@@ -134,17 +147,23 @@ class WatchedMachine:
         self._check_state()
         return effects
 
+    def _note_answer(self, event: Input) -> None:
+        if isinstance(event, Answered) and event.request_id in self.open:
+            self.is_heard = self.is_heard or not isinstance(event.answer, (NoAnswer, RenewalWithheld))
+
     def _ends(self, event: WorkEnded) -> bool:
         return self.work is not None and event.token == self.work.token
 
     def _check_effect(self, effect: Effect) -> None:
         match effect:
-            case Acquire() | Renew() | Release() | Withdraw():
+            case Acquire() | Inspect() | Renew() | Release() | Withdraw():
                 assert effect.request_id > self.last_ask, "request numbers rise"
                 self.last_ask = effect.request_id
                 self.open[effect.request_id] = (effect, self.now)
                 if isinstance(effect, Acquire):
                     assert not self.stopping, "stopped, and requests the name"
+                    assert self.is_heard, "asks again, though it may have the name already"
+                self.is_heard = False
                 if isinstance(effect, Release):
                     assert effect.grant != self.work, "released while work runs"
                 if isinstance(effect, Withdraw):

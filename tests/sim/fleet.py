@@ -123,6 +123,8 @@ class Candidate:
             match effect:
                 case election.Acquire(request, holder):
                     self._ask(request, partial(fleet.acquire, self.name, holder))
+                case election.Inspect(request):
+                    self._ask(request, partial(fleet.inspect, self.name))
                 case election.Renew(request, grant):
                     self._ask(request, partial(fleet.renew, grant))
                 case election.Release(request, grant):
@@ -310,6 +312,9 @@ class Fleet:
 
     def acquire(self, name: str, holder: str) -> election.Answer:
         return self._store.acquire(self.now, name, holder, self.shape.ttl, NO_METADATA)
+
+    def inspect(self, name: str) -> election.Answer:
+        return self._store.inspect(self.now, name)
 
     def renew(self, grant: Grant) -> election.Answer:
         return self._store.renew(self.now, grant, self.shape.ttl)

@@ -123,3 +123,4 @@ def test_the_bound_grows_with_what_it_is_made_of() -> None:
     assert leader_within(Timing(), latency=1.0, ignores=0.0, watched=False) > usual
     assert leader_within(Timing(), latency=0.01, ignores=9.0, watched=False) > usual
     assert leader_within(Timing(), latency=0.01, ignores=0.0, watched=True) > usual
+    assert leader_within(Timing(), latency=0.01, ignores=0.0, watched=False, half_cut=True) > usual

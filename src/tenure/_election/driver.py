@@ -22,6 +22,7 @@ from tenure._election.effects import (
     Emit,
     Hint,
     Input,
+    Inspect,
     Release,
     Renew,
     RenewalWithheld,
@@ -195,6 +196,8 @@ class Candidacy:
                 machine, store = self.machine, self._driver.store
                 claim = store.acquire(machine.name, holder, machine.timing.ttl, self.host.metadata)
                 self._driver.spawn(self._ask_store(request_id, claim))
+            case Inspect(request_id):
+                self._driver.spawn(self._ask_store(request_id, self._driver.store.inspect(self.machine.name)))
             case Release(request_id, grant):
                 self._driver.spawn(self._ask_store(request_id, self._driver.store.release(grant)))
             case Withdraw(request_id, holder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure.events import Event, Reason
 
 # --- inputs -----------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ class Withdrawn:
     """The candidate has no place in the store's queue any more."""
 
 
-Answer = Granted | HeldBy | Lost | Released | Withdrawn | NoAnswer | RenewalWithheld
+Answer = Granted | HeldBy | Vacant | Lost | Released | Withdrawn | NoAnswer | RenewalWithheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,13 @@ class Acquire:
 
     request_id: int
     holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask the store who holds the name; that changes nothing there."""
+
+    request_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +149,4 @@ class Emit:
     event: Event
 
 
-Effect = Acquire | Renew | Release | Withdraw | StartWork | Trust | CancelWork | WorkOverran | Emit
+Effect = Acquire | Inspect | Renew | Release | Withdraw | StartWork | Trust | CancelWork | WorkOverran | Emit

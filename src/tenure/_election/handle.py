@@ -114,6 +114,7 @@ class CandidateHandle:
                 random.Random(),
                 hints=driver.store.traits.hints,
                 queued=driver.store.traits.queued,
+                takes_back=driver.store.traits.takes_back,
                 now=driver.clock.now(),
                 once=settings.once,
             )

@@ -11,6 +11,8 @@ Rules:
 - Never release a lease while work runs. A term ends with ``WorkEnded``, not with our decision to end it.
 - Every acquisition has a holder name of its own, so that a request whose answer was lost can be repeated, and a late
   answer can be distinguished from the current one.
+- Nobody asks for the name again while the store is silent: who has got it unawares would keep it from all others. It
+  looks who has it, until an answer comes.
 - In a store with a queue, a candidate asks again often enough to keep its place, and leaves no place behind.
 
 ::
@@ -43,6 +45,7 @@ from tenure._election.effects import (
     Emit,
     Hint,
     Input,
+    Inspect,
     Release,
     Renew,
     RenewalWithheld,
@@ -58,7 +61,7 @@ from tenure._election.effects import (
 )
 from tenure._election.requests import Request, Requests, TokenOrder
 from tenure._jitter import Rng, sooner
-from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, trusted_until
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant, trusted_until
 from tenure._timing import EARLY_RENEWAL_SHARE, Timing
 from tenure.events import (
     CampaignFailed,
@@ -84,7 +87,7 @@ class State(Enum):
     """The states of a candidate."""
 
     STANDBY = "standby"  # waits for a vacancy, or until it is time to ask again
-    CAMPAIGNING = "campaigning"  # has asked for the name
+    CAMPAIGNING = "campaigning"  # has asked for the name, or who has it
     LEADING = "leading"  # holds the lease; work runs
     RENEWING = "renewing"  # leads, and has asked for more time
     RESIGNING = "resigning"  # the term ends: work is ending, or the lease is being released
@@ -133,6 +136,7 @@ class Machine:
         rng: Source of jitter.
         hints: Whether the store reports vacancies; if not, a candidate asks every ``timing.retry_every``.
         queued: Whether candidates stand in a queue in the store.
+        takes_back: Whether the store takes back a claim that it could not answer for, see ``LeaseTraits``.
         now: The present time; the first request is due at once.
         once: Ask once, and lead for one term at most: it stops if it is refused or gets no answer, and after its term.
             Requests to resign are left to its owner.
@@ -151,6 +155,7 @@ class Machine:
         hints: bool,
         now: float,
         queued: bool = False,
+        takes_back: bool = False,
         once: bool = False,
     ) -> None:
         self.name = name
@@ -159,6 +164,7 @@ class Machine:
         self._holder = holder
         self._rng = rng
         self._queued = queued
+        self._takes_back = takes_back
         self.once = once
         self._place: str | None = None  # the holder name that may have a place in the store's queue
         self._requests = Requests()
@@ -287,9 +293,10 @@ class Machine:
             case State.STANDBY if now >= self._acquire_times.due:
                 self._set_state(State.CAMPAIGNING)
                 self._acquire_times.asked(now)
-                holder = self._holder_now()
-                self._place = holder if self._queued else None
-                effects.append(Acquire(self._new_request(Acquire, holder, now), holder))
+                if self._may_ask():
+                    self._acquire(now, effects)
+                else:
+                    effects.append(Inspect(self._new_request(Inspect, self._holder_now(), now)))
             case State.CAMPAIGNING if now >= self._requests.answer_due:
                 self._requests.abandon()
                 self._acquire_later(f"no answer within {self.timing.retry_every:g} s", now, effects)
@@ -324,11 +331,23 @@ class Machine:
         return f"{self._holder}#{self._acquisition}"
 
     def _new_request(
-        self, kind: type[Acquire] | type[Renew] | type[Release], holder: str, now: float, within: float | None = None
+        self,
+        kind: type[Acquire] | type[Inspect] | type[Renew] | type[Release],
+        holder: str,
+        now: float,
+        within: float | None = None,
     ) -> int:
         """Note a request whose answer is awaited *within* so many seconds, or ``retry_every``; return its number."""
         awaited = self.timing.retry_every if within is None else within
         return self._requests.add(Request(now, kind, holder), answer_due=now + awaited)
+
+    def _may_ask(self) -> bool:
+        return self._requests.is_heard or self._takes_back
+
+    def _acquire(self, now: float, effects: list[Effect]) -> None:
+        holder = self._holder_now()
+        self._place = holder if self._queued else None
+        effects.append(Acquire(self._new_request(Acquire, holder, now), holder))
 
     def _renew(self, now: float, effects: list[Effect]) -> None:
         term = self._term
@@ -348,6 +367,7 @@ class Machine:
         request, was_awaited = found
         if not isinstance(answer, (NoAnswer, RenewalWithheld)):
             self.answered_at, self.problem = now, ""
+            self._requests.is_heard = True
         fell = self._tokens.check(self.name, request, answer, now)
         if fell is not None:
             effects.append(Emit(fell))
@@ -357,8 +377,10 @@ class Machine:
     def _on_answer(self, request: Request, answer: Answer, now: float, effects: list[Effect]) -> None:
         term = self._term
         match self.state, answer:
-            case State.CAMPAIGNING, Granted(grant):
+            case State.CAMPAIGNING, Granted(grant) if request.kind is Acquire:
                 self._begin_term(request, answer, now, effects)
+            case State.CAMPAIGNING, HeldBy() | Vacant() if request.kind is Inspect and self._may_get(answer):
+                self._acquire(now, effects)
             case State.CAMPAIGNING, HeldBy(holder=holder, token=token, remaining=remaining):
                 self._announce_leader((holder, token), now, effects)
                 self._stand_by(remaining, now, effects)
@@ -383,6 +405,10 @@ class Machine:
             case _:  # an answer to another request, or about another grant: it counts as "don't know"
                 unknown = NoAnswer(f"the store answered {answer!r} to {request.kind.__name__.lower()}")
                 self._on_answer(request, unknown, now, effects)
+
+    def _may_get(self, found: HeldBy | Vacant) -> bool:
+        """Return whether to ask for the name that was *found* so: it is free, ours already, or there is a queue."""
+        return isinstance(found, Vacant) or found.holder == self._holder_now() or self._queued
 
     def _on_late_answer(self, request: Request, answer: Answer, now: float, effects: list[Effect]) -> None:
         """Process an answer that is no longer awaited. Its trusted time still counts from its own request."""

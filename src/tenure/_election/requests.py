@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tenure._election.effects import Acquire, Answer, Release, Renew, Withdraw
+from tenure._election.effects import Acquire, Answer, Inspect, Release, Renew, Withdraw
 from tenure._lease import Grant, Granted, HeldBy
 from tenure.events import TokenFell
 
@@ -15,7 +15,7 @@ class Request:
     """An unanswered request: when it was sent, and for which holder name."""
 
     asked_at: float
-    kind: type[Acquire] | type[Renew] | type[Release] | type[Withdraw]
+    kind: type[Acquire] | type[Inspect] | type[Renew] | type[Release] | type[Withdraw]
     holder: str
 
 
@@ -28,6 +28,8 @@ class Requests:
         """The number of the request whose answer is awaited; 0 for none."""
         self.answer_due = math.inf
         """Until when it is awaited."""
+        self.is_heard = True
+        """Whether the store has answered since the newest request, whatever that was, and whatever it said."""
         self._newest = 0
 
     def add(self, request: Request, *, answer_due: float) -> int:
@@ -39,6 +41,7 @@ class Requests:
     def add_unawaited(self, request: Request) -> int:
         """Note a request whose answer is not awaited; return its number."""
         self._newest += 1
+        self.is_heard = False
         self.unanswered[self._newest] = request
         return self._newest
 
@@ -71,7 +74,8 @@ class TokenOrder:
         match answer:
             case Granted(Grant(holder=holder, token=token)):
                 fell = token < newest or (token == newest and holder != whose)
-            case HeldBy(holder=holder, token=token) if token > 0:  # 0 where the store can't tell
+            case HeldBy(holder=holder, token=token) if token > 0 and request.kind is Acquire:
+                # 0 where the store can't tell; and who only inspects may be answered by a replica that lags behind.
                 fell = token < newest
             case _:
                 return None

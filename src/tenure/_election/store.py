@@ -37,6 +37,9 @@ class LeaseTraits:
     came. Then the store is a :class:`QueuedLeaseStore`."""
     tells_remaining: bool = True
     """Whether ``inspect`` tells how long a lease still lasts, also to a process that has not looked before."""
+    takes_back: bool = False
+    """Whether the store itself takes a claim back that it could not answer for. Where it doesn't, who gets no answer to
+    ``acquire`` may hold the name, and another ``acquire`` would keep it from all others: it must look first."""
     tells_vacancy: bool = True
     """Whether ``inspect`` tells since when a name has been vacant that was released."""
     foreign_leaders: bool = False

@@ -36,7 +36,7 @@ class Candidate:
         self.name = f"{member.name}/{number}"
         hints = member.world.rng.random() < 0.8
         self.machine = election.Machine(
-            NAME, self.name, member.plan.timing, member.world.rng, hints=hints, now=member.now()
+            NAME, self.name, member.plan.timing, member.world.rng, hints=hints, takes_back=True, now=member.now()
         )
         self._alarm = Alarm(
             member, lambda: self.machine.wake_at + LATE, member.do, lambda: self.feed(election_effects.Tick())

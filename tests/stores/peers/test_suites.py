@@ -29,6 +29,7 @@ TRAITS = LeaseTraits(
     expiry="store clock",
     hints=True,
     survives_restart=False,
+    takes_back=True,
     tells_vacancy=False,
 )
 

@@ -118,6 +118,7 @@ class Settings:
             expiry="store clock",
             hints=True,
             survives_restart=False,
+            takes_back=True,
             tells_vacancy=False,
         )
 

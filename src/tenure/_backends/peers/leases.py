@@ -42,6 +42,7 @@ TRAITS = LeaseTraits(
     expiry="store clock",
     hints=True,
     survives_restart=False,
+    takes_back=True,
     tells_vacancy=False,
 )
 """With the default times; ``ttl_max`` and ``heartbeat`` in the URL change the limits."""

@@ -84,6 +84,8 @@ class StoreNetwork(Network):
         super().__init__(world, conditions, timing)
         self.cut_up: set[int] = set()
         self.cut_down: set[int] = set()
+        self.half_cut: int | None = None
+        """The host that gets no answer, though its requests arrive, also once the network is healed."""
 
     def up(self, host: int) -> float | None:
         """Return the delay of a message from *host* to the store, None if it is lost."""
@@ -91,10 +93,10 @@ class StoreNetwork(Network):
 
     def down(self, host: int) -> float | None:
         """Return the delay of a message from the store to *host*, None if it is lost."""
-        return None if host in self.cut_down else self.delay()
+        return None if host in self.cut_down or host == self.half_cut else self.delay()
 
     def heal(self) -> None:
-        """Lose nothing more, delay nothing more, and join what was cut."""
+        """Lose nothing more, delay nothing more, and join what was cut, but for the host that is half cut."""
         super().heal()
         self.cut_up.clear()
         self.cut_down.clear()

@@ -42,6 +42,7 @@ from tenure._election.effects import (
     Effect,
     Emit,
     Input,
+    Inspect,
     Release,
     Renew,
     Stop,
@@ -206,7 +207,7 @@ class Checkers(Findings):
             self.violated("machine", f"{node.name} went from {was.value} to {machine.state.value} on {event}")
         if effects:  # most ticks have none
             for effect in effects:
-                if isinstance(effect, (Acquire, Renew, Release, Withdraw)):
+                if isinstance(effect, (Acquire, Inspect, Renew, Release, Withdraw)):
                     self._asked(node, effect)
             self._gave_way(node, effects)
         match event:

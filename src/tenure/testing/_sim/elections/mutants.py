@@ -15,7 +15,7 @@ from tenure._election.acquire_times import AcquireTimes
 from tenure._election.effects import Answer, Effect, Input, Release, Renew, RenewalWithheld
 from tenure._election.machine import NEVER, Machine, State, _TermState
 from tenure._election.requests import Request
-from tenure._lease import Grant, Granted, HeldBy, Lost, Released
+from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure.events import Reason
 from tenure.testing._sim.client import Client
 from tenure.testing._sim.elections.node import Node, Work
@@ -175,6 +175,11 @@ class _SilentOverrun(Machine):
         super()._end_term(reason, now, effects)
         if self._term is not None:
             self._term.stop_by = NEVER
+
+
+class _AsksAgainUnheard(Machine):
+    def _may_ask(self) -> bool:
+        return True
 
 
 # --- in the machine: a queue ---------------------------------------------------------------------------------------
@@ -341,7 +346,7 @@ class _ForgetsAndGives(ClockStore):
 class _ComparesWallClocks(WatchedStore):
     """Takes the lease over when *its own* wall clock says that the time written by another one is a ttl ago."""
 
-    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Vacant | Lost | Released:
         result = super().reading(node, answer, local)
         if isinstance(answer, Seen) and local - answer.written_at >= self.ttl:
             node.seen = (answer.version, -math.inf)
@@ -351,7 +356,7 @@ class _ComparesWallClocks(WatchedStore):
 class _CountsWatchFromQuestion(WatchedStore):
     """Dates what was seen back to when the lease was last looked at, before it was renewed."""
 
-    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Vacant | Lost | Released:
         before = node.seen[1]
         result = super().reading(node, answer, local)
         if isinstance(answer, Seen) and before > -math.inf and node.seen[1] != before:
@@ -444,6 +449,11 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         ),
         "one-name-for-all-terms": Mutant(
             "every term of a candidate has the same holder", Parts(machine=_OneNameForAllTerms), "identity"
+        ),
+        "asks-again-unheard": Mutant(
+            "a candidate that hears nothing goes on asking for the name, and keeps it",
+            Parts(machine=_AsksAgainUnheard),
+            "no leader",
         ),
         "keeps-late-grants": Mutant("a late grant is not released", Parts(machine=_KeepsLateGrants), "orphan"),
         "asks-without-pause": Mutant(

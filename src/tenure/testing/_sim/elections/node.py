@@ -13,6 +13,7 @@ from tenure._election.effects import (
     Effect,
     Emit,
     Input,
+    Inspect,
     Release,
     Renew,
     RenewalWithheld,
@@ -142,7 +143,7 @@ class Node(Process):
 
     def _perform(self, effect: Effect, event: Input) -> None:
         match effect:
-            case Acquire() | Renew() | Release():
+            case Acquire() | Inspect() | Renew() | Release():
                 self._ask(effect)
             case Withdraw():
                 self._withdraw(effect)

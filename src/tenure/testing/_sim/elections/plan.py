@@ -57,7 +57,8 @@ USER_FAULTS: tuple[str, ...] = (
 class Plan:
     """The setting of one run. Rates and offsets are those of the hosts' clocks; times are in true seconds.
 
-    ``oldest`` is the share of ``ttl`` by which a grant may count from before its request; 0 if none does.
+    ``oldest`` is the share of ``ttl`` by which a grant may count from before its request; 0 if none does. If
+    ``half_cut``, one host gets no answers and no hints after the faults either, though its requests arrive.
     """
 
     nodes: int
@@ -79,12 +80,14 @@ class Plan:
     faults: tuple[str, ...]
     fault_every: float
     seconds: float
+    half_cut: bool
 
     def __str__(self) -> str:
         store = "watched" if self.watched else "queued" if self.queued else "clock"
         hints = "hints" if self.hints else "no hints"
         old = ", old grants" if self.oldest else ""
-        return f"{self.nodes} nodes, ttl {self.timing.ttl:g} s, {store} store, {hints}{old}"
+        cut = ", one is half cut" if self.half_cut else ""
+        return f"{self.nodes} nodes, ttl {self.timing.ttl:g} s, {store} store, {hints}{old}{cut}"
 
 
 OLDEST_STABLE = 0.55
@@ -93,7 +96,13 @@ OLDEST: tuple[float, ...] = (0.2, OLDEST_STABLE, 0.95)
 """Such shares while there are faults; with the last, some grants leave no time to lead."""
 
 
-def draw(rng: random.Random, users: random.Random, queues: random.Random, ages: random.Random) -> Plan:
+HALF_CUT = 0.2
+"""The share of the runs in which one host stays half cut."""
+
+
+def draw(
+    rng: random.Random, users: random.Random, queues: random.Random, ages: random.Random, cuts: random.Random
+) -> Plan:
     """Draw the setting of a run.
 
     Args:
@@ -101,6 +110,7 @@ def draw(rng: random.Random, users: random.Random, queues: random.Random, ages: 
         users: Draws how user code misbehaves.
         queues: Draws whether the store has a queue.
         ages: Draws whether grants count from before their requests.
+        cuts: Draws whether a host stays half cut.
     """
     timing = rng.choice(TIMINGS)
     ttl = timing.ttl
@@ -129,6 +139,7 @@ def draw(rng: random.Random, users: random.Random, queues: random.Random, ages: 
         faults=(*(fault for fault in FAULTS if rng.random() < 0.5), *_user_faults(users)),
         fault_every=ttl * rng.choice((0.15, 0.3, 0.8)),
         seconds=16.0 * ttl,
+        half_cut=cuts.random() < HALF_CUT,
     )
     queued = queues.random() < 0.25 and not plan.watched
     return replace(plan, queued=queued, oldest=0.0 if plan.watched else _oldest(ages))

@@ -19,7 +19,7 @@ What may happen::
     work ended 7 [for good]
     answer 1 granted 7 [and asked to resign]     answer 1 held by m#1 under 6 [for 3.5 s]     answer 1 lost 7
     answer 1 granted 7 [2.5 s old]               answer 1 no answer [why]                     answer 1 withheld [why]
-    answer 1 released 7                          answer 1 withdrawn
+    answer 1 released 7                          answer 1 withdrawn                       answer 1 vacant
 
 The candidate is called ``n``, its clock starts at the first line, and its random numbers are 0: there is no jitter.
 """
@@ -39,6 +39,7 @@ from tenure._election.effects import (
     Emit,
     Hint,
     Input,
+    Inspect,
     Release,
     Renew,
     RenewalWithheld,
@@ -54,7 +55,7 @@ from tenure._election.effects import (
     WorkOverran,
 )
 from tenure._election.machine import Machine
-from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._timing import Timing
 from tenure.errors import ConfigError
 from tenure.events import (
@@ -112,7 +113,7 @@ class _Player:
         self._hints = False
         self._queued = False
         self._machine: Machine | None = None
-        self._asked: dict[int, Acquire | Renew | Release | Withdraw] = {}
+        self._asked: dict[int, Acquire | Inspect | Renew | Release | Withdraw] = {}
 
     def take(self, line: str) -> list[str]:
         match line.split(maxsplit=1):
@@ -140,7 +141,7 @@ class _Player:
         due = self._machine.wake_at
         shown = [f"  (slept through its moment to wake, {due:g})"] if due < now else []
         for effect in self._machine.handle(event, now):
-            if isinstance(effect, (Acquire, Renew, Release, Withdraw)):
+            if isinstance(effect, (Acquire, Inspect, Renew, Release, Withdraw)):
                 self._asked[effect.request_id] = effect
             shown += [f"  -> {text}" for text in _describe(effect)]
         return [*shown, f"  = {_standing(self._machine)}"]
@@ -158,11 +159,13 @@ class _Player:
         question = self._asked.get(ask)
         if question is None:
             raise ConfigError(f"a scenario can't be read at {line!r}: nothing was asked under number {ask}")
-        holder = question.holder if isinstance(question, (Acquire, Withdraw)) else question.grant.holder
+        holder = _holder_of(question)
         if found := re.fullmatch(r"granted (\d+)(?: ([\d.]+) s old)?( and asked to resign)?", says):
             return Granted(Grant(NAME, holder, int(found[1])), resign_asked=bool(found[3]), age=float(found[2] or 0))
         if found := re.fullmatch(r"held by (\S+) under (\d+)(?: for ([\d.]+) s)?", says):
             return HeldBy(NAME, found[1], int(found[2]), float(found[3]) if found[3] else None)
+        if says == "vacant":
+            return Vacant(NAME)
         if found := re.fullmatch(r"lost (\d+)", says):
             return Lost(Grant(NAME, holder, int(found[1])))
         if found := re.fullmatch(r"released (\d+)", says):
@@ -176,10 +179,22 @@ class _Player:
         raise ConfigError(f"a scenario can't be read at {line!r}: no store answers {says!r}")
 
 
+def _holder_of(question: Acquire | Inspect | Renew | Release | Withdraw) -> str:
+    match question:
+        case Acquire(_, holder) | Withdraw(_, holder):
+            return holder
+        case Renew(_, grant) | Release(_, grant):
+            return grant.holder
+        case Inspect():
+            return ""
+
+
 def _describe(effect: Effect) -> list[str]:
     match effect:
         case Acquire(ask, holder):
             return [f"acquire {ask} as {holder}"]
+        case Inspect(ask):
+            return [f"inspect {ask}"]
         case Renew(ask, grant):
             return [f"renew {ask} for {grant.token}"]
         case Release(ask, grant):

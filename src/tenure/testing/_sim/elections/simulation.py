@@ -33,9 +33,13 @@ QUEUE_SEEDS = 65_001
 """Added to a seed, it seeds whether the store has a queue: none of the kept seeds has one."""
 AGE_SEEDS = 9_203_112
 """Added to a seed, it seeds whether grants count from before their requests, which those of the kept seeds don't."""
+CUT_SEEDS = 31_100
+"""Added to a seed, it seeds whether a host stays half cut after the faults, which none of the kept seeds has."""
 
 
-def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bool, queued: bool = False) -> float:
+def leader_within(
+    timing: Timing, *, latency: float, ignores: float, watched: bool, queued: bool = False, half_cut: bool = False
+) -> float:
     """Return the number of seconds after the last fault within which a candidate leads, and goes on leading.
 
     The sum of what may have to happen one after the other, each at its worst:
@@ -43,7 +47,9 @@ def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bo
     1. ``renew_every`` and two ``retry_every``: every question that is under way ends, and its asker asks again. Only
        now may a leader learn that it was asked to resign, and with that answer its lease was extended once more.
     2. ``ttl``: the lease of a candidate that leaves, was killed, or never got its grant runs out. A watched store needs
-       two: a watcher may see the last change only when it looks, and has to watch a whole ``ttl`` from there.
+       two: a watcher may see the last change only when it looks, and has to watch a whole ``ttl`` from there. With a
+       candidate that is half cut, once more: it leads until its trust ends, and all its renewals arrive; or it gets the
+       free name by its last request.
     3. *ignores*: the only candidate that is left may be busy with work that does not stop.
     4. two ``retry_every`` of handing back, and 2.4 of standing back for others afterwards.
     5. 1.2 ``retry_every`` until the next look, and one more if two looks met and one of them lost. In a queue,
@@ -57,9 +63,10 @@ def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bo
         ignores: The longest that work ignores its cancellation.
         watched: Whether expiry is judged by watching the record.
         queued: Whether candidates stand in a queue.
+        half_cut: Whether one of them gets no answers all the while; it doesn't count as one that leads.
     """
     asks_again = timing.renew_every + 2.0 * timing.retry_every
-    runs_out = timing.ttl * (2.0 if watched else 1.0)
+    runs_out = timing.ttl * (2.0 if watched else 1.0) * (2.0 if half_cut else 1.0)
     hands_back = (2.0 + 2.4) * timing.retry_every
     looks = 2.0 * 1.2 * timing.retry_every + (timing.renew_every if queued else 0.0)
     return (asks_again + runs_out + ignores + hands_back + looks) / (1.0 - timing.drift) / 0.9 + 10.0 * latency
@@ -84,8 +91,10 @@ class Simulation:
         self.parts = parts or Parts()
         self.machine_type = self.parts.machine
         self.world = World(seed, trace=trace)
-        users, queues, ages = (random.Random(each + seed) for each in (USER_SEEDS, QUEUE_SEEDS, AGE_SEEDS))
-        self.plan: Plan = draw(self.world.rng, users, queues, ages)
+        users, queues, ages, self._cuts = (
+            random.Random(each + seed) for each in (USER_SEEDS, QUEUE_SEEDS, AGE_SEEDS, CUT_SEEDS)
+        )
+        self.plan: Plan = draw(self.world.rng, users, queues, ages, self._cuts)
         self.checkers = Checkers(self.world, self.plan)
         self.network = StoreNetwork(self.world, self.plan.conditions, self.plan.timing)
         clock = SkewedClock(self.plan.store_rate, self.world.rng.uniform(0.0, 1000.0))
@@ -111,7 +120,7 @@ class Simulation:
 
     def _place_ended(self, holder: str) -> None:
         if self.world.now > self._undisturbed_from:
-            self.checkers.place_ended(self.nodes, holder)
+            self.checkers.place_ended(self._healthy(), holder)
 
     # --- starts ---
 
@@ -154,6 +163,7 @@ class Simulation:
             ignores=self.ignores_max,
             watched=self.plan.watched,
             queued=self.plan.queued,
+            half_cut=self.plan.half_cut,
         )
         recovery = self._recover(bound)
         if self.world.rng.random() < WATCHED_TO_END:
@@ -170,7 +180,7 @@ class Simulation:
         )
 
     def _heal(self) -> None:
-        """End all faults, and wait until every delayed message has arrived."""
+        """End all faults, but perhaps one cut, and wait until every delayed message has arrived."""
         self.healed = True
         self.nemesis.rest()
         self.network.heal()
@@ -186,21 +196,33 @@ class Simulation:
             node.event_hook = ""
             if not node.alive and self.world.rng.random() < 0.5:
                 self.restart(number)
+        if self.plan.half_cut:
+            self._cut_in_half()
         if not self._has_candidate():
-            self.nodes[0].die("gone")
-            self.restart(0)
+            number = 1 if self.network.half_cut == 0 else 0
+            self.nodes[number].die("gone")
+            self.restart(number)
         self.world.run(max(self.world.now, self.network.latest))
         self._undisturbed_from = self.world.now + 1.2 * self.plan.timing.ttl
         if self.world.traced:
             self.world.log("fault", "no more")
 
+    def _cut_in_half(self) -> None:
+        """Lose all answers to one host, from now on: the leader's, or more often another one's."""
+        leads = self._cuts.random() < 0.3
+        hosts = [node.number for node in self.nodes if (node.work is not None) is leads]
+        self.network.half_cut = self._cuts.choice(hosts or range(self.plan.nodes))
+
+    def _healthy(self) -> list[Node]:
+        return [node for node in self.nodes if node.number != self.network.half_cut]
+
     def _has_candidate(self) -> bool:
         """Return whether a process runs that may lead."""
-        return any(node.alive and not node.told_to_stop for node in self.nodes)
+        return any(node.alive and not node.told_to_stop for node in self._healthy())
 
     def leader(self) -> Node | None:
         """Return the node that leads by the store and by itself, and has no reason to leave."""
-        for node in self.nodes:
+        for node in self._healthy():
             work = node.work
             if work is not None and not work.is_cancelled and self.store.held() and self.store.same(work.grant):
                 return node

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from tenure._election.effects import Acquire, Release, Renew, Withdraw
-from tenure._lease import Grant, Granted, HeldBy, Lost, Released
+from tenure._election.effects import Acquire, Inspect, Release, Renew, Withdraw
+from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure.testing._sim.elections.plan import Plan
 from tenure.testing._sim.world import SkewedClock, World
 
-Question = Acquire | Renew | Release | Withdraw
+Question = Acquire | Inspect | Renew | Release | Withdraw
 NO_HOLDER = ""
 
 
@@ -46,9 +46,9 @@ class ClockStore:
         """Return what is sent for *question*, made at *local* by the candidate's clock."""
         return question
 
-    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Vacant | Lost | Released:
         """Return the answer that the candidate gets, for what arrived at *local* by its clock."""
-        result: Granted | HeldBy | Lost | Released = answer
+        result: Granted | HeldBy | Vacant | Lost | Released = answer
         return result
 
     # --- what happens at the store ---
@@ -58,6 +58,8 @@ class ClockStore:
         match message:
             case Acquire(_, holder):
                 return self.acquire(holder)
+            case Inspect():
+                return self.inspect()
             case Renew(_, grant):
                 return self.renew(grant)
             case Release(_, grant):
@@ -75,6 +77,10 @@ class ClockStore:
         else:
             self.give(holder)
         return Granted(Grant(self.name, holder, self.token), self.resign_asked, self.age)
+
+    def inspect(self) -> Any:
+        """Return who has the lease."""
+        return HeldBy(self.name, self.holder, self.token, self.remaining()) if self.held() else Vacant(self.name)
 
     def renew(self, grant: Grant) -> Granted | Lost:
         """Extend the lease if *grant* still has it."""
@@ -172,7 +178,7 @@ class WatchedStore(ClockStore):
         version, since = node.seen
         return version if local - since >= self.ttl else None
 
-    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Vacant | Lost | Released:
         """Note when a change was seen: at the arrival of the answer, as it was made before that."""
         if not isinstance(answer, Seen):
             return super().reading(node, answer, local)
@@ -192,9 +198,17 @@ class WatchedStore(ClockStore):
         elif self.free() if self.holder == NO_HOLDER else message.unchanged == self.version:
             self.give(holder)
         else:
-            return Seen(self.version, self.holder or "somebody", self.token, self.written_at)
+            return self.seen()
         self.written_at = message.sent_at
         return Granted(Grant(self.name, holder, self.token), self.resign_asked)
+
+    def inspect(self) -> Any:
+        """Return the record, if it names a holder."""
+        return self.seen() if self.held() else Vacant(self.name)
+
+    def seen(self) -> Seen:
+        """Return the record."""
+        return Seen(self.version, self.holder or "somebody", self.token, self.written_at)
 
     def renew(self, grant: Grant) -> Granted | Lost:
         """Change the record if *grant* still has it, however long ago it was changed last."""
