@@ -23,7 +23,7 @@ from asyncpg.exceptions import (
 )
 
 from tenure._backends.postgres.address import Options, dsn_of, servers_of
-from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections
+from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections, is_elsewhere
 from tenure._backends.postgres.encryption import Encryption, encryption_of
 from tenure._backends.postgres.passwords import passwords_of
 from tenure._backends.postgres.statements import VERSION, works_with
@@ -103,6 +103,8 @@ def translate(
             return Unavailable(f"{url} gave no answer within {waited:.2g} s, and cancelled the request")
         case asyncpg.PostgresError() if code in _NOT_NOW:
             return Unavailable(f"{url} {_NOT_NOW[code]}")
+        case _ if is_elsewhere(error):
+            return Unavailable(f"{url} {_NOT_NOW['25006']} (the server reports: {said})")
         case asyncpg.PostgresError() if code in _MISSING:
             return lasting(f"{_no_schema(url, options)} (the server reports: {said}){before}")
         case asyncpg.PostgresError() if code in _POOLED:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from bisect import insort
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -31,13 +33,24 @@ OPEN_PAUSE_FIRST, OPEN_PAUSE_MAX = 0.02, 0.5
 CHECK_WITHIN = 3.0
 """Seconds within which a connection whose request was given up must answer again."""
 
-_CLOSED_AFTER = {"25006", "26000", "42P05"}  # a connection to a standby, or one whose statements a pooler mixes up
+_CLOSED_AFTER = {"26000", "42P05"}  # a connection whose statements a pooler mixes up
+
+_READ_ONLY = "25006"
+_ELSEWHERE = re.compile(r"\bread-only (transaction|mode)\b|\b(in|during) recovery\b|\brecovery is in progress\b")
+"""What only a server says that is no primary; a pooler or a proxy may give it another code."""
 
 _NO_RIGHT = "42501"
 REFUSED_FOR = 5.0
 """Seconds after which a connection that is refused a right is closed: that of a role that was removed gets none again,
 also if a role of this name is made anew. Not at once, as a role that has never had the right would open one connection
 for each request."""
+
+
+def is_elsewhere(error: BaseException) -> bool:
+    """Return whether *error* is an answer that can only come of the wrong server: one that can only be read."""
+    if not isinstance(error, asyncpg.PostgresError):
+        return False
+    return error.sqlstate == _READ_ONLY or _ELSEWHERE.search(str(error)) is not None
 
 
 @asynccontextmanager
@@ -83,6 +96,7 @@ class LoopConnections:
         self._backoff = Backoff(OPEN_PAUSE_FIRST, OPEN_PAUSE_MAX)
         self._open_from = 0.0
         self._latency = 0.0  # of the newest answer
+        self._good_from = -math.inf  # connections that were opened earlier may lead to the wrong server
 
     def schema_checked(self, check: asyncio.Task[None]) -> None:
         """Let the next request begin another check of the schema; called when *check* has ended."""
@@ -142,7 +156,7 @@ class LoopConnections:
         """Give a connection to the first waiting request, or keep it as idle."""
         if connection.is_closed():
             return
-        if self._is_closed or self._room() <= 0:
+        if self._is_closed or self._room() <= 0 or self._opened_at[connection] <= self._good_from:
             connection.terminate()
             return
         while self._waiting:
@@ -169,7 +183,9 @@ class LoopConnections:
             is_of_no_use = error.sqlstate in _CLOSED_AFTER or (
                 error.sqlstate == _NO_RIGHT and loop.time() - self._opened_at[connection] > REFUSED_FOR
             )
-            if is_of_no_use or (not connection.is_closed() and connection.is_in_transaction()):
+            if is_elsewhere(error):
+                self._replace_all()
+            elif is_of_no_use or (not connection.is_closed() and connection.is_in_transaction()):
                 connection.terminate()
             elif connection.is_closed():
                 self._check_idle()
@@ -189,6 +205,16 @@ class LoopConnections:
         finally:
             if self._waiting:
                 self._open_more()
+
+    def _replace_all(self) -> None:
+        """Use no connection of before again: one of them leads to the wrong server, and the others may, too.
+
+        A load balancer, or a name with another address by now, leads new ones to the primary.
+        """
+        self._good_from = asyncio.get_running_loop().time()
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.terminate()
 
     def _check_idle(self) -> None:
         self._is_reached = False

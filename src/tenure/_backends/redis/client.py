@@ -23,7 +23,7 @@ from redis import asyncio as aioredis
 from redis import exceptions
 
 from tenure._backends.redis.address import Address, Endpoint, Options
-from tenure._backends.redis.connections import LoopConnections, close_on, run_scripts
+from tenure._backends.redis.connections import LoopConnections, close_on, is_elsewhere, run_scripts, unquoted
 from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Script
 from tenure._opened import Fact
 from tenure._option_files import require_readable
@@ -34,9 +34,6 @@ from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
-
-_QUOTES = ", with args beginning with"
-"""Where Redis begins to quote the arguments of a command that it doesn't know."""
 
 _SERVER = re.compile(r" (?:connecting to|reading from|writing to) (\S+:\d+)")
 
@@ -74,10 +71,11 @@ def translate(
             wrong = f"{place} refused the user or the password: {said}; check both in the URL"
             refused = none if text.startswith("Authentication required") else wrong
             return Unavailable(refused) if worked else ConfigError(refused)
-        case exceptions.ReadOnlyError() | exceptions.MasterDownError():
-            return Unavailable(f"{place} is a replica, or lost its primary: {said}; name the primary, or wait for it")
         case exceptions.BusyLoadingError():
             return Unavailable(f"{place} is still loading its data; tenure tries again")
+        case _ if is_elsewhere(error):
+            said = redacted(unquoted(error))
+            return Unavailable(f"{place} is a replica, or lost its primary: {said}; name the primary, or wait for it")
         case exceptions.OutOfMemoryError():
             return Unavailable(
                 f"{place} is out of memory, and changed nothing: {said}; raise maxmemory, or drain queues"
@@ -87,7 +85,7 @@ def translate(
         case exceptions.ResponseError() if not is_cluster and cluster_code(error) in ("MOVED", "ASK", "CROSSSLOT"):
             return ConfigError(f"{place} is a node of a Redis Cluster ({said}); add cluster=true to the URL's options")
         case exceptions.ResponseError():
-            return _refusal(text, place)
+            return _refusal(unquoted(error), place)
         case exceptions.TimeoutError():
             # Without the advice to raise the option timeout: a request about a lease or a lock has less time.
             return Unavailable(
@@ -160,13 +158,12 @@ def is_other_data(error: object) -> bool:
 
 def without_arguments(error: exceptions.RedisError) -> exceptions.RedisError:
     """Return an error without the arguments that a server quotes of a command that it doesn't know: of AUTH, too."""
-    text, quotes, _ = str(error).partition(_QUOTES)
-    return type(error)(text) if quotes else error
+    text = unquoted(error)
+    return error if text == str(error) else type(error)(text)
 
 
 def _refusal(text: str, place: str) -> TenureError:
     """Translate an error that redis-py has no class for, by its text."""
-    text = text.partition(_QUOTES)[0]
     said = redacted(text)
     if text.startswith("LAYOUT "):
         _, found, keys = text.split(" ", 2)
@@ -222,6 +219,8 @@ class Client:
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
         self.on_unanswered: Callable[[], object] | None = None
         """Called on the loop of a request that had no answer."""
+        self.on_elsewhere: Callable[[], object] | None = None
+        """Called on the loop of a request that a server has refused which is no primary."""
         self._closed = False
         self._worked = False
         self._permitted = False  # whether a script has run: a user without rights to write can still read
@@ -292,6 +291,8 @@ class Client:
         except exceptions.RedisError as error:
             if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)):
                 self._note_unanswered()
+            elif is_elsewhere(error) and self.on_elsewhere is not None:
+                self.on_elsewhere()
             raise self.translated(error) from without_arguments(error)
         self._worked = True
         return answer
@@ -319,28 +320,45 @@ class Client:
             except exceptions.NoScriptError:  # it was not executed, so it can be sent again; EVAL stores it
                 return await redis.execute_command("EVAL", script.text, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
 
-        answer = await self.send(run, within=within)
+        connections = self._connections()
+        try:
+            answer = await self.send(run, within=within)
+        except Unavailable as error:
+            self._note_outcome(connections, script, error)
+            raise
+        self._note_outcome(connections, script, None)
         self._permitted = True
         return answer
+
+    def _note_outcome(self, connections: LoopConnections, script: Script, error: TenureError | None) -> None:
+        """Note whether *script* was refused, by a server that may be the wrong one. One that is full is not."""
+        cause = error.__cause__ if error is not None else None
+        if error is None:
+            connections.accepted(script.sha)
+        elif isinstance(cause, exceptions.ResponseError) and not isinstance(cause, exceptions.OutOfMemoryError):
+            connections.refused(script.sha)
 
     async def run_all(self, calls: Sequence[Call], *, within: float | None = None) -> list[Answer | Unavailable]:
         """Run many scripts in one round trip, and return their answers.
 
         Their keys may be in several slots. The answer of a script whose server can't be reached is ``Unavailable``.
         """
-        return self._each(await self.send(lambda redis: run_scripts(redis, calls), within=within))
+        return self._each(calls, await self.send(lambda redis: run_scripts(redis, calls), within=within))
 
-    def _each(self, answers: Sequence[Answer]) -> list[Answer | Unavailable]:
-        """Return *answers* with temporary errors as ``Unavailable``; raise that if all are."""
+    def _each(self, calls: Sequence[Call], answers: Sequence[Answer]) -> list[Answer | Unavailable]:
+        """Return the *answers* to *calls*, temporary errors as ``Unavailable``; raise that if all are."""
+        connections = self._connections()
         results: list[Answer | Unavailable] = []
-        for answer in answers:
+        for call, answer in zip(calls, answers, strict=True):
             if isinstance(answer, exceptions.RedisError):
                 error = self.translated(answer)
                 error.__cause__ = answer
+                self._note_outcome(connections, call.script, error)
                 if not isinstance(error, Unavailable):
                     raise error
                 results.append(error)
             else:
+                self._note_outcome(connections, call.script, None)
                 self._permitted = True
                 results.append(answer)
         if results and all(isinstance(one, Unavailable) for one in results):
@@ -350,10 +368,10 @@ class Client:
     async def run_noted(self, note: Call, call: Call, *, within: float | None = None) -> tuple[Answer, bool]:
         """Run *note*, then *call*; return the answer of *call*, and whether *note* was done."""
         noted, done = await self.send(lambda redis: run_scripts(redis, [note, call]), within=within)
-        [answer] = self._each([done])
+        [answer] = self._each([call], [done])
         if is_other_data(noted):
             return answer, False
-        return answer, not isinstance(self._each([noted, done])[0], Unavailable)
+        return answer, not isinstance(self._each([note, call], [noted, done])[0], Unavailable)
 
     async def close(self) -> None:
         """Close every connection, on the loop that it belongs to."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import ssl
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,8 +32,17 @@ T = TypeVar("T")
 HEAD_START = 0.2
 """Seconds that one of several servers has for an answer before the next one gets the request, too."""
 
-_NO_PRIMARY = exceptions.ReadOnlyError, exceptions.MasterDownError
-"""Errors of a server that is no primary."""
+REFUSALS = 3
+"""So many refusals of one script in a row, and the connections are replaced, whatever the server says."""
+REPLACED_EVERY = 1.0
+"""Seconds from a replacement of connections until refusals may cause the next one."""
+
+_ELSEWHERE = re.compile(
+    r"\b(READONLY|MASTERDOWN|LOADING)\b|(?i:\bread[- ]only (replica|slave)\b|\b(not|no) (an? |the )?(primary|master)\b)"
+)
+"""What only a server says that is no primary, or none yet; proxies and scripts put other words around it."""
+_QUOTES = ", with args beginning with"
+"""Where Redis begins to quote the arguments of a command that it doesn't know."""
 _NO_ANSWER = exceptions.ConnectionError, exceptions.TimeoutError, OSError
 """Errors of a request that no server answers. A request that exceeds its time limit is cancelled instead."""
 
@@ -37,6 +50,18 @@ _NO_ANSWER = exceptions.ConnectionError, exceptions.TimeoutError, OSError
 def is_unanswered(error: BaseException, limit: asyncio.Timeout) -> bool:
     """Return whether *error* means that no server answered in time. A cancellation by the caller does not."""
     return isinstance(error, _NO_ANSWER) or (isinstance(error, asyncio.CancelledError) and limit.expired())
+
+
+def is_elsewhere(error: object) -> bool:
+    """Return whether *error* is an answer that can only come of the wrong server: one that is no primary."""
+    if isinstance(error, (exceptions.ReadOnlyError, exceptions.MasterDownError)):
+        return True
+    return isinstance(error, exceptions.ResponseError) and _ELSEWHERE.search(unquoted(error)) is not None
+
+
+def unquoted(error: Exception) -> str:
+    """Return the text of an error without the arguments that a server quotes of a command that it doesn't know."""
+    return str(error).partition(_QUOTES)[0]
 
 
 class LoopConnections:
@@ -53,6 +78,8 @@ class LoopConnections:
         self._connect = partial(connect or connected, address, options, tls)
         self.redis: aioredis.Redis = self._connect()
         self._has_idle = False
+        self._refusals: Counter[str] = Counter()  # in a row, by what was refused
+        self._replaced_at = -math.inf
         self._retired: set[aioredis.Redis] = set()
         self._closing = Tasks()
 
@@ -63,7 +90,7 @@ class LoopConnections:
             answer = await request(redis)
         except exceptions.ResponseError as error:
             self._has_idle = True
-            if isinstance(error, _NO_PRIMARY):
+            if is_elsewhere(error):
                 self._retire(redis)
             raise
         except BaseException as error:
@@ -78,6 +105,19 @@ class LoopConnections:
         """Run a command, and return its answer."""
         return await self.send(lambda redis: redis.execute_command(*words), limit)  # type: ignore[no-untyped-call]
 
+    def accepted(self, what: str) -> None:
+        """Note that a request for *what* was carried out."""
+        self._refusals.pop(what, None)
+
+    def refused(self, what: str) -> None:
+        """Note that a request for *what* was refused. A few times in a row, and another server may be the right one.
+
+        A proxy may word as it likes that the server behind it is no primary any more. Reads may succeed meanwhile.
+        """
+        self._refusals[what] += 1
+        if self._refusals[what] >= REFUSALS and time.monotonic() >= self._replaced_at + REPLACED_EVERY:
+            self._retire(self.redis)
+
     def _retire(self, redis: aioredis.Redis) -> None:
         """Send no new request over the connections of *redis*: one of them failed, and the others may, too.
 
@@ -86,6 +126,8 @@ class LoopConnections:
         """
         if self.redis is redis:
             self._has_idle = False
+            self._refusals.clear()
+            self._replaced_at = time.monotonic()
             self.redis = self._connect()
             self._retired.add(redis)
             # By then all requests over them have ended.
@@ -139,7 +181,7 @@ async def _pipelined(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answe
             pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments)
         answers: list[Answer] = await pipeline.execute(raise_on_error=False)
     for answer in answers:
-        if isinstance(answer, _NO_PRIMARY):
+        if is_elsewhere(answer):
             raise answer  # the others have the same error, and the connections must be replaced
     return answers
 

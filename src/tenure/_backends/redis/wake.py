@@ -45,6 +45,7 @@ class Wake(SharedHints[Endpoint | None, "Subscriber"]):
         super().__init__()
         self.client = client
         client.on_unanswered = self._check
+        client.on_elsewhere = self._renew
 
     async def keys_of(self, topic: str) -> tuple[Endpoint | None]:
         """Return the node where a channel is published."""
@@ -58,6 +59,11 @@ class Wake(SharedHints[Endpoint | None, "Subscriber"]):
         """Check the connections of this loop: a request on it had no answer."""
         for subscriber in self.here().values():
             subscriber.check_soon()
+
+    def _renew(self) -> None:
+        """Subscribe again on this loop: a request on it was refused by a server that is no primary."""
+        for subscriber in self.here().values():
+            subscriber.renew()
 
     @property
     def is_refused(self) -> bool:
@@ -96,7 +102,7 @@ class Subscriber(Source):
                     async with asyncio.timeout(None) as self._reading:
                         await self._read(pubsub)
                 finally:
-                    self._pubsub = None
+                    self._pubsub = self._reading = None
         except exceptions.NoPermissionError:  # this user may not subscribe
             self.deaf()
 
@@ -141,6 +147,11 @@ class Subscriber(Source):
         if self._pubsub is not None and (self._checking is None or self._checking.done()):
             self._checking = self._spawn(self._check(self._pubsub))
 
+    def renew(self) -> None:
+        """Subscribe on another connection."""
+        if self._reading is not None and not self._reading.expired():
+            self._reading.reschedule(0.0)
+
     async def _check(self, pubsub: PubSub) -> None:
         if self._pubsub is not pubsub:  # it was closed meanwhile, and would take a new connection
             return
@@ -150,8 +161,8 @@ class Subscriber(Source):
                 await pubsub.ping()
                 await self._heard.wait()
                 return
-        if self._pubsub is pubsub and self._reading is not None:
-            self._reading.reschedule(0.0)
+        if self._pubsub is pubsub:
+            self.renew()
 
     def _handle(self, message: dict[str, Any]) -> None:
         """Notify the subscribers of a hint; and once more after the time in which further hints are suppressed."""
