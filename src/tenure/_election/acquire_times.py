@@ -111,7 +111,7 @@ class AcquireTimes:
         return outage_pause(self._timing) if self._is_away(now) else self._timing.retry_every
 
     def _is_away(self, now: float) -> bool:
-        """Whether the store has not answered for long. (In a queue, a place may be lost meanwhile: ask on.)"""
+        """Whether the store has not answered for long. (In a queue, who is back first has the first place: look on.)"""
         return now - self._failing_since >= self._timing.ttl and not self._queued
 
     def _wait_while_held(self, remaining: float | None) -> float:

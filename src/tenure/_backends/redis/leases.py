@@ -38,13 +38,13 @@ TRAITS = LeaseTraits(
 )
 
 
-RENEWED_MAX = 100
-"""How many leases one script extends: it blocks the server meanwhile."""
+BATCH_MAX = 100
+"""How many leases one script extends, or inspects: it blocks the server meanwhile."""
 
 UNREADABLE = 2
 """The answer to an acquisition if the token of the lease can't rise."""
 
-INSPECTED_AT_ONCE = 500
+INSPECTED_AT_ONCE = 1_000
 """How many names are asked about in one round trip: more would delay the requests of others."""
 
 
@@ -98,7 +98,7 @@ class RedisLeases:
         if self._client.is_cluster:  # the keys of one script are in one slot
             return await self._renew_by(1, grants, ttl)
         try:
-            return await self._renew_by(RENEWED_MAX, grants, ttl)
+            return await self._renew_by(BATCH_MAX, grants, ttl)
         except Unavailable as error:
             if not is_forbidden(error):
                 raise
@@ -128,7 +128,8 @@ class RedisLeases:
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*."""
         require_name(name)
-        return _seen(name, await self._client.run(self._lua["inspect"], self._keys(name)))
+        [answer] = await self._client.run(self._lua["inspect"], self._keys(name)[:1])
+        return _seen(name, answer)
 
     async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
         """Return the holders of many names, in the order of *names*; one round trip for each ``INSPECTED_AT_ONCE``."""
@@ -137,11 +138,14 @@ class RedisLeases:
         found: list[HeldBy | Vacant] = []
         for start in range(0, len(names), INSPECTED_AT_ONCE):
             some = names[start : start + INSPECTED_AT_ONCE]
-            answers = await self._client.run_all([Call(self._lua["inspect"], self._keys(name), ()) for name in some])
-            for name, answer in zip(some, answers, strict=True):
+            # Together: with a script for each name, the server reads four times as much.
+            most = 1 if self._client.is_cluster else BATCH_MAX
+            parts = [some[first : first + most] for first in range(0, len(some), most)]
+            calls = [Call(self._lua["inspect"], [self._keys(name)[0] for name in part], ()) for part in parts]
+            for part, answer in zip(parts, await self._client.run_all(calls), strict=True):
                 if isinstance(answer, Unavailable):
                     raise answer
-                found.append(_seen(name, answer))
+                found += map(_seen, part, answer)
         return found
 
     async def names(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
--- Scripts about a lease. Each uses two keys, which are in one slot of a cluster:
+-- Scripts about a lease, or about many. Each lease has two keys, which are in one slot of a cluster:
 --   KEYS[1]  the lock: a string, the holder, which expires with the lease. redis-py's Lock has the same.
 --   KEYS[2]  the term: a hash that never expires, so that its token never falls. holder, metadata and resign are those
 --            of the newest term, and valid only while the lock has the same holder. released: the token that was
@@ -8,9 +8,10 @@
 -- GT: a request that was given up may be executed after newer ones, so an end is only ever moved forward.
 
 do
-    local layout = redis.pcall('HGET', KEYS[2], 'layout')
+    local key = '{' .. KEYS[1] .. '}:term'
+    local layout = redis.pcall('HGET', key, 'layout')
     if type(layout) == 'string' and layout ~= '1' then  -- neither read nor write a later layout
-        return redis.error_reply('LAYOUT ' .. layout .. ' ' .. KEYS[2])
+        return redis.error_reply('LAYOUT ' .. layout .. ' ' .. key)
     end
 end
 
@@ -73,23 +74,32 @@ redis.pcall('PUBLISH', ARGV[3], 'released')
 return 1
 
 -- name: inspect
--- Returns -1 if there is something else under one of the keys.
-local held = redis.pcall('GET', KEYS[1])
-local term = redis.pcall('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'resign', 'released')
-if type(held) == 'table' or term.err then
-    return {-1}
-end
-if not held then
-    local token, at = string.match(term[5] or '', '^(%d+) (%d+)$')
-    if not token or token ~= term[2] then  -- it expired, or an older version released it without the time
-        return {0, term[2] or '0', ''}
+-- The locks of many leases: the keys of the terms follow from them, and would double what the server has to read. Each
+-- answer begins with 1: held; 0: not held; -1: there is something else under one of its keys.
+local answers, now = {}, redis.call('TIME')
+for i, lock in ipairs(KEYS) do
+    local key = '{' .. lock .. '}:term'
+    local held = redis.pcall('GET', lock)
+    local term = redis.pcall('HMGET', key, 'holder', 'token', 'metadata', 'resign', 'released', 'layout')
+    if not term.err and (term[6] or '1') ~= '1' then
+        return redis.error_reply('LAYOUT ' .. term[6] .. ' ' .. key)
     end
-    local now = redis.call('TIME')
-    return {0, term[2], now[1] * 1000 + math.floor(now[2] / 1000) - at}
+    if type(held) == 'table' or term.err then
+        answers[i] = {-1}
+    elseif held then
+        local is_ours = term[1] == held
+        local left = redis.call('PTTL', lock)
+        answers[i] = {1, held, term[2] or '0', left, is_ours and term[3] or '', is_ours and term[4] or '0'}
+    else
+        local token, at = string.match(term[5] or '', '^(%d+) (%d+)$')
+        if token and token == term[2] then
+            answers[i] = {0, term[2], now[1] * 1000 + math.floor(now[2] / 1000) - at}
+        else  -- it expired, or an older version released it without the time
+            answers[i] = {0, term[2] or '0', ''}
+        end
+    end
 end
-local is_ours = term[1] == held
-local left = redis.call('PTTL', KEYS[1])
-return {1, held, term[2] or '0', left, is_ours and term[3] or '', is_ours and term[4] or '0'}
+return answers
 
 -- name: ask_to_resign (channel)
 local held = redis.call('GET', KEYS[1])
