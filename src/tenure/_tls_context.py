@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from tenure._tls_failures import unusable_files
+from tenure._tls_failures import keep_certificates, unusable_files
 from tenure.errors import ConfigError
 
 
@@ -32,6 +32,7 @@ def tls_context(
     """
     try:
         context = ssl.create_default_context(purpose, cafile=ca)
+        keep_certificates(context)
         if cert:
             context.load_cert_chain(cert, key, password=no_password)
     except (OSError, ValueError) as error:  # an error of ssl is one, too

@@ -10,10 +10,13 @@ House rules:
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tenure._one_line import one_line
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 
@@ -44,6 +47,11 @@ class _Failure(NamedTuple):
     is_lasting: bool = True
 
 
+NAMES_MAX, NAME_MAX, CHAIN_MAX = 3, 100, 10
+"""Names of a certificate that are told, and their characters, and the certificates that are looked at: whoever answers
+has written them.
+"""
+
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL"})
 """What OpenSSL says of an answer that is none of TLS; newer versions also say ``RECORD_LAYER_FAILURE``."""
 _PEM = "PEM lib"
@@ -60,23 +68,54 @@ def tls_error(error: BaseException, server: str, advice: TlsAdvice, *, worked: b
         advice: What to do, in the words of the store.
         worked: Whether the client has worked before.
     """
-    chain = list(_chain(error))
+    chain = list(chain_of(error))
     told = [one for one in chain if isinstance(one, (ssl.SSLError, NoTls))]
     # aiohttp has classes of the same kind, without what OpenSSL says: that is in what they were made of.
     found = next((one for one in told if isinstance(one, NoTls) or hasattr(one, "library")), None)
     if found is None:
         return None
     server = next((f"{one.host}:{one.port}" for one in chain if hasattr(one, "host") and hasattr(one, "port")), server)
-    lasting: type[TenureError] = Unavailable if worked else ConfigError
-    before = " (it worked before, so tenure tries again)" if worked else ""
     if isinstance(found, ssl.SSLError) and ((found.library or "SSL") != "SSL" or _PEM in str(found)):
         # Of a file, before connecting.
-        return lasting(f"{unusable_files(server, found)}{before}")
+        return lasting(unusable_files(server, found), worked=worked)
     failure = _failure(found, advice, worked=worked)
     if failure is None:
         return None
-    text = f"the TLS handshake with {server} failed: {failure.reason}; {failure.advice}{before}"
-    return lasting(text) if failure.is_lasting else Unavailable(text)
+    text = f"the TLS handshake with {server} failed: {failure.reason}; {failure.advice}"
+    return lasting(text, worked=worked) if failure.is_lasting else Unavailable(text)
+
+
+def lasting(text: str, *, worked: bool) -> TenureError:
+    """Return the error for what the next attempt would meet again; if the client *worked* before, it may pass."""
+    return Unavailable(f"{text} (it worked before, so tenure tries again)") if worked else ConfigError(text)
+
+
+def keep_certificates(context: ssl.SSLContext) -> None:
+    """Let errors of *context*'s handshakes keep the certificate that was not accepted, so that they can tell of it."""
+    context.sslobject_class, context.sslsocket_class = _Object, _Socket
+
+
+class _Object(ssl.SSLObject):
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            _keep_certificate(self, error)
+            raise
+
+
+class _Socket(ssl.SSLSocket):
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except ssl.SSLCertVerificationError as error:
+            _keep_certificate(self, error)
+            raise
+
+
+def _keep_certificate(of: Any, error: Any) -> None:
+    with suppress(AttributeError, IndexError, TypeError, ValueError):  # Python has no public name for it
+        error.certificates = [one.get_info() for one in of._sslobj.get_unverified_chain()[:CHAIN_MAX]]
 
 
 def unusable_files(server: str, error: Exception) -> str:
@@ -87,7 +126,7 @@ def unusable_files(server: str, error: Exception) -> str:
     )
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
     """Yield *error* and everything that it was made of, by Python's chain and by the attributes of the drivers."""
     waiting, seen = [error], set[int]()
     while waiting:
@@ -121,22 +160,66 @@ def _failure(error: BaseException, advice: TlsAdvice, *, worked: bool) -> _Failu
 
 
 def _unverified(error: ssl.SSLCertVerificationError, advice: TlsAdvice) -> _Failure:
-    said = error.verify_message.rstrip(".")
+    said, chain = error.verify_message.rstrip("."), getattr(error, "certificates", [])
+    named = _named(chain[0]) if chain else ""
     match error.verify_code:  # as in OpenSSL's x509_vfy.h
         case 9:
             return _Failure(
-                "the server's certificate is not valid yet", "set the clock of this machine, or the server's"
+                f"the server's certificate is not valid yet{_enclosed(*_out_of_date(chain, 'notBefore'))}",
+                "set the clock of this machine, or the server's",
             )
         case 10:
-            return _Failure("the server's certificate has expired", "renew it, or set the clock of this machine")
+            return _Failure(
+                f"the server's certificate has expired{_enclosed(*_out_of_date(chain, 'notAfter'))}",
+                "renew it, or set the clock of this machine",
+            )
         case 23:
-            return _Failure("the server's certificate was revoked", "give the server another one")
+            return _Failure(f"the server's certificate was revoked{_enclosed(named)}", "give the server another one")
         case 62 | 64:
             return _Failure(
-                f"the server's certificate is for another host ({said})",
+                f"the server's certificate is for another host{_enclosed(said, named)}",
                 "name the host as the certificate does, or give the server one for this name",
             )
-    return _Failure(f"the server's certificate is not trusted ({said})", advice.authority)
+    issuer = next(map(_shown, _common_names(chain[-1], "issuer")), "") if chain else ""
+    by = issuer and f"issued by {issuer}"
+    return _Failure(f"the server's certificate is not trusted{_enclosed(said, named, by)}", advice.authority)
+
+
+def _out_of_date(chain: list[dict[str, Any]], end: str) -> tuple[str, ...]:
+    """Return when the certificate of *chain* that is not valid now began or ended to be, and what it names."""
+    now = time.time()
+    for one in chain:
+        with suppress(ValueError, KeyError, TypeError):
+            at = ssl.cert_time_to_seconds(one[end])
+            if (at > now) if end == "notBefore" else (at < now):
+                date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+                return f"{'from' if end == 'notBefore' else 'on'} {date}", _named(one)
+    return ()
+
+
+def _named(certificate: dict[str, Any]) -> str:
+    names = [str(value) for _, value in _pairs(certificate.get("subjectAltName"))]
+    names = names or _common_names(certificate, "subject")
+    shown = [_shown(name) for name in names[:NAMES_MAX]] + ["…"] * (len(names) > NAMES_MAX)
+    return f"it names {', '.join(shown)}" if shown else ""
+
+
+def _common_names(certificate: dict[str, Any], of: str) -> list[str]:
+    found = [pair for part in certificate.get(of) or () for pair in _pairs(part)]
+    return [str(value) for key, value in found if key == "commonName"]
+
+
+def _pairs(found: Any) -> list[tuple[Any, Any]]:
+    return [one for one in found or () if isinstance(one, tuple) and len(one) == 2]
+
+
+def _shown(text: str) -> str:
+    return one_line(text[:NAME_MAX])
+
+
+def _enclosed(*parts: str) -> str:
+    told = "; ".join(part for part in parts if part)
+    return f" ({told})" if told else ""
 
 
 def _refused(error: ssl.SSLError, advice: TlsAdvice) -> _Failure:

@@ -95,3 +95,38 @@ def test_errors_are_unwrapped() -> None:
     by_context.__suppress_context__ = True
     assert told(by_context) is None
     assert told(ConnectionRefusedError()) is None
+
+
+def certificate(*names: str, begins: str = "Jan  1 00:00:00 2001 GMT", ends: str = "Jan  1 00:00:00 2999 GMT") -> Any:
+    return {
+        "subject": ((("commonName", "an authority"),),),
+        "subjectAltName": tuple(("DNS", name) for name in names),
+        "issuer": ((("countryName", "NZ"),), (("commonName", "another\nauthority"),)),
+        "notBefore": begins,
+        "notAfter": ends,
+    }
+
+
+GOOD, OVER = certificate("a.example"), certificate(ends="Feb  3 04:05:06 2001 GMT")
+LATER = certificate("b.example", begins="Feb  3 04:05:06 2998 GMT")
+
+
+@pytest.mark.parametrize(
+    ("code", "chain", "says"),
+    [
+        (9, [LATER], "is not valid yet (from 2998-02-03 04:05:06 UTC; it names b.example); set"),
+        (9, [GOOD], "is not valid yet; set"),
+        # That of an authority may be over, while the server's own is good.
+        (10, [GOOD, OVER], "has expired (on 2001-02-03 04:05:06 UTC; it names an authority); renew"),
+        (10, [certificate(ends="never"), {}, GOOD], "has expired; renew"),
+        (20, [GOOD], r"is not trusted (no trust; it names a.example; issued by another\nauthority); name"),
+        (20, [{}], "is not trusted (no trust); name"),
+        (23, [GOOD], "was revoked (it names a.example); give"),
+        (62, [certificate("a", "b", "c", "d")], "is for another host (no trust; it names a, b, c, …); name"),
+        (62, [certificate("a" * 1_000)], f"is for another host (no trust; it names {'a' * 100}); name"),
+    ],
+)
+def test_the_certificate_is_told(code: int, chain: list[Any], says: str) -> None:
+    error: Any = untrusted(code)
+    error.certificates = chain
+    assert str(told(error)).startswith(f"the TLS handshake with a:1 failed: the server's certificate {says}")

@@ -28,6 +28,7 @@ from tenure._option_files import read_file as bytes_of
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret
 from tenure._tls_context import no_password
+from tenure._tls_failures import keep_certificates
 from tenure.errors import ConfigError, Unavailable
 
 TOKEN_AGE_MAX = 60.0
@@ -163,6 +164,7 @@ def context_of(access: Access, login: Login) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cadata=access.ca)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(f"the certificate authority of {access.origin} is no PEM certificate: {error}") from error
+    keep_certificates(context)
     if access.is_insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
