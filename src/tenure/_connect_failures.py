@@ -115,13 +115,12 @@ class Target:
         """Return the error for a connection that was not made *within* so many seconds, so that nothing was asked."""
         return self._told(_Found(Kind.TIMED_OUT, f"no answer within {within:.3g} s"), self.at)
 
-    def no_answer(self, within: float, hint: str = "") -> Unavailable:
+    def no_answer(self, within: float | None, hint: str = "") -> Unavailable:
         """Return the error for a request without an answer *within* so many seconds; *hint* says what may be wrong."""
-        is_option = self.timeout is not None and round(within, 2) == round(self.timeout, 2)  # a lease's has less time
-        option = " (option timeout)" if is_option else ""
-        return Unavailable(
-            f"{self.store} gave no answer within {within:.3g} s{option}; the request may have been executed{hint}"
-        )
+        waited = "in time" if within is None else f"within {within:.3g} s"
+        if within is not None and self.timeout is not None and round(within, 2) == round(self.timeout, 2):
+            waited += " (option timeout)"  # a request about a lease or a lock has less time
+        return Unavailable(f"{self.store} gave no answer {waited}; the request may have been executed{hint}")
 
     def closed(self, said: str, hint: str = "") -> Unavailable:
         """Return the error for a connection that ended during a request; *hint* says what may be wrong."""
@@ -135,9 +134,9 @@ class Target:
         """Return the error for a server that requires a login, and got none."""
         return self.lasting(f"{self.store} requires a login, and got none; {advice}")
 
-    def not_permitted(self, said: str, advice: str) -> TenureError:
+    def not_permitted(self, said: str, advice: str, what: str = "what tenure needs") -> TenureError:
         """Return the error for a right that is missing: the server's words, and which to grant."""
-        return self.lasting(f"{self.store} does not permit this user what tenure needs{_colon(said)}; {advice}")
+        return self.lasting(f"{self.store} does not permit this user {what}{_colon(said)}; {advice}")
 
     def lasting(self, text: str) -> TenureError:
         """Return the error for what the next attempt would meet again."""

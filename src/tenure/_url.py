@@ -228,6 +228,11 @@ class Url:
                 f"{str(self)!r} has a server that is no host:port; {form}, and percent-encode the special characters "
                 "of the password"
             )
+        if not can_be_host(found["host"]):
+            raise ConfigError(
+                f"{str(self)!r} names what can't be the name of a host: its parts, between dots, have from 1 to 63 "
+                f"characters; {form}"
+            )
         return found["host"].strip("[]"), number
 
     def __str__(self) -> str:
@@ -235,6 +240,11 @@ class Url:
 
     def __repr__(self) -> str:
         return f"Url({self.shown!r})"
+
+
+def can_be_host(text: str) -> bool:
+    """Return whether *text* can be the name of a host: drivers fail with errors of Python on one that can't."""
+    return all(0 < len(part) < 64 for part in text.removesuffix(".").split("."))
 
 
 def is_loopback(host: str) -> bool:

@@ -162,12 +162,12 @@ def test_postgresql_that_is_not_there(says: Says) -> None:
 @pytest.mark.parametrize("command", EVERY)
 def test_redis_with_a_wrong_password(says: Says, guarded_redis: Redis, authority: Authority, command: str) -> None:
     url = f"{guarded_redis.url.replace(SECRET, OTHER)}?ca={authority.certificate}"
-    says(command, url, code=78, words=["refused the user or the password", "check both in the URL"])
+    says(command, url, code=78, words=["refused the login", "check user and password in the URL"])
 
 
 def test_redis_without_a_password(says: Says, guarded_redis: Redis, authority: Authority) -> None:
     url = f"{guarded_redis.url.replace(f':{SECRET}@', '')}?ca={authority.certificate}"
-    says("doctor", url, code=78, words=["requires a password, and got none", "redis://:PASSWORD@"])
+    says("doctor", url, code=78, words=["requires a login, and got none", "redis://:PASSWORD@"])
 
 
 @pytest.mark.parametrize("command", EVERY)
@@ -229,7 +229,7 @@ def guarded_etcd(authority: Authority) -> Iterator[Etcd]:
 @pytest.mark.parametrize("command", LEADING)
 def test_etcd_with_a_wrong_password(says: Says, guarded_etcd: Etcd, command: str) -> None:
     url = guarded_etcd.url.replace(SECRET, OTHER)
-    says(command, url, code=78, words=["refused the user or the password", "check both in the URL"])
+    says(command, url, code=78, words=["refused the login", "check user and password in the URL"])
 
 
 @pytest.mark.parametrize("command", LEADING)
@@ -258,7 +258,7 @@ def test_etcd_has_no_queues(says: Says, command: str) -> None:
 
 def test_etcd_that_is_not_there(says: Says) -> None:
     url = f"etcd://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/"
-    says("doctor", url, code=69, words=["can't be reached: Connection refused", "check hosts and ports"])
+    says("doctor", url, code=69, words=["can't be reached: Connection refused", "check host and port"])
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_zookeeper_with_the_wrong_transport(says: Says, guarded_zookeeper: ZooKe
 
 
 def test_zookeeper_that_is_not_there(says: Says) -> None:
-    words = ["can't be reached: Connection refused", "check hosts and ports"]
+    words = ["can't be reached: Connection refused", "check host and port"]
     says("doctor", f"zookeeper://127.0.0.1:{free_port()}/?timeout=0.5", code=69, words=words)
 
 
@@ -488,7 +488,7 @@ def test_nats_with_a_file_that_is_not_there(says: Says, name: str) -> None:
 
 def test_nats_that_is_not_there(says: Says) -> None:
     url = f"nats://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/"
-    says("doctor", url, code=69, words=["can't be reached: Connection refused", "check hosts and ports"])
+    says("doctor", url, code=69, words=["can't be reached: Connection refused", "check host and port"])
 
 
 @pytest.mark.parametrize(

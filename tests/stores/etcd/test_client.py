@@ -224,7 +224,7 @@ WRONG = [
         Refused(400, "etcdserver: authentication failed, invalid user ID or password", 3),
         True,
         ConfigError,
-        "check both",
+        "check user and password",
     ),
     (Refused(403, "etcdserver: permission denied", 7), True, ConfigError, "'tenure/'"),
     (Refused(429, "etcdserver: mvcc: database space exceeded", 8), True, Unavailable, "alarm disarm"),
@@ -236,7 +236,7 @@ WRONG = [
     (Refused(501, "unknown service", 12), True, ConfigError, "etcd 3.4 or newer"),
     (Refused(200, "hello", is_of_etcd=False), True, ConfigError, "does not answer as etcd (status 200): 'hello'"),
     (Refused(500, "something new", 2), True, Unavailable, "something new"),
-    (NoAnswerInTime("within 2 s"), True, Unavailable, "gave no answer (within 2 s)"),
+    (NoAnswerInTime(2.0), True, Unavailable, "gave no answer within 2 s"),
     (ConnectionResetError("reset"), True, Unavailable, "write etcds://"),
 ]
 

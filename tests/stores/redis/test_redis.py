@@ -324,7 +324,7 @@ async def test_rights_that_are_revoked_for_a_while_end_nothing(url: str, name: s
             grant = await won(backend.leases, name)
             await client.execute_command("ACL", "SETUSER", f"u-{name}", "-evalsha")  # type: ignore[no-untyped-call]
             for send in (lambda: backend.leases.renew([grant], TTL), lambda: backend.broker.receive(name, 1, TTL)):
-                with pytest.raises(Unavailable, match=r"docs/redis\.md.*permitted before"):
+                with pytest.raises(Unavailable, match=r"docs/redis\.md.*worked before"):
                     await send()
             await client.execute_command("ACL", "SETUSER", f"u-{name}", "+evalsha", "-info")  # type: ignore[no-untyped-call]
             assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]

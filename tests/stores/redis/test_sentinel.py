@@ -55,7 +55,7 @@ async def test_a_user_of_the_sentinels_needs_one_right(sentinel: Sentinel) -> No
                 if is_enough:
                     assert await backend.leases.names() is not None
                 else:
-                    with pytest.raises(tenure.ConfigError, match=r"grant \+sentinel to this user"):
+                    with pytest.raises(tenure.ConfigError, match=r"grant it \+sentinel"):
                         await backend.leases.names()
 
 
@@ -193,7 +193,7 @@ async def test_a_service_that_no_sentinel_knows_is_reported(sentinel: Sentinel) 
 
 async def test_unreachable_sentinels_are_unavailable() -> None:
     async with opened(f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/mymaster") as backend:
-        with pytest.raises(Unavailable, match=r"no sentinel of .* answers"):
+        with pytest.raises(Unavailable, match=r"every sentinel of .* can.t be reached.*Connection refused; check host and port, and whether a"):
             await backend.leases.names()
 
 

@@ -255,7 +255,7 @@ class Client:
                 last, in_doubt = error, in_doubt or error.may_be_executed
                 asked.failed()
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
-                last = NoAnswerInTime(f"within {share:.2g} s") if isinstance(error, TimeoutError) else error
+                last = NoAnswerInTime(share) if isinstance(error, TimeoutError) else error
                 in_doubt = in_doubt or not isinstance(error, aiohttp.ClientConnectorError)  # then it was never sent
                 asked.failed()
                 if not (isinstance(error, TimeoutError) and asked.is_slow(sent_at)):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import os
+from dataclasses import replace
 
 import aiohttp
 
 from tenure._backends.etcd.address import Address
+from tenure._connect_failures import Target
 from tenure._redaction import redacted, redacting
-from tenure._tls_failures import TlsAdvice, tls_error
-from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure._tls_failures import TlsAdvice
+from tenure.errors import TenureError, Unavailable
 
 # Codes of gRPC
 PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED = 7, 8, 12, 14, 15, 16
@@ -90,7 +90,11 @@ class Refused(Exception):
 
 
 class NoAnswerInTime(Exception):
-    """No answer came in time; *args* says how long that was."""
+    """No answer came within so many seconds."""
+
+    def __init__(self, within: float) -> None:
+        super().__init__(f"within {within:.2g} s")
+        self.within = within
 
 
 class NoTimeLeft(Exception):
@@ -106,61 +110,53 @@ def translate(
     A permanent error is a ``ConfigError``, unless the client *worked* before (for rights: was *permitted*): then the
     servers are being changed, and may work again.
     """
-    text = redacted(str(error)).rstrip(".")
+    target = Target(
+        address,
+        str(address).partition("://")[2],
+        worked=worked,
+        software="etcd",
+        tls=TlsAdvice(plain="if these servers don't use TLS, write etcd://", has_certificate=has_certificate),
+    )
     match error:
         case Refused():
-            return _refusal(error, address, prefix, worked=worked, permitted=permitted)
+            return _refusal(error, address, prefix, target, permitted=permitted)
         case NoTimeLeft():
             return Unavailable(
                 f"no time was left to ask {address}: it, or this process, is too slow; the request was not sent"
             )
-        case NoAnswerInTime() | TimeoutError():
-            return Unavailable(f"{address} gave no answer ({text or 'in time'}); the request may have been executed")
-        case _ if address.is_tls and (failed := _tls_error(error, address, has_certificate, worked)):
+        case NoAnswerInTime():
+            return target.no_answer(error.within)
+        case TimeoutError():
+            return target.no_answer(None)
+        case aiohttp.ClientError() | OSError() if failed := target.failure(error):
             return failed
-        case aiohttp.ClientConnectorError():
-            return Unavailable(f"{address} can't be reached: {_cause_of(error, address, worked=worked)}")
         case aiohttp.ClientError() | OSError():
             # The alert of TLS is not always read: the request may fail before that.
-            by_tls = "; if these servers require a client's certificate, check cert and key"
+            by_tls = "; if these servers don't use TLS, write etcd://; if they require a certificate, check cert and key"
             hint = "" if worked else by_tls if address.is_tls else "; if these servers require TLS, write etcds://"
-            return Unavailable(f"{address} closed the connection: {text}; the request may have been executed{hint}")
+            return target.closed(redacted(str(error)).rstrip("."), hint)
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
 
 
-def _tls_error(error: Exception, address: Address, has_certificate: bool, worked: bool) -> TenureError | None:
-    advice = TlsAdvice(plain="if these servers don't use TLS, write etcd://", has_certificate=has_certificate)
-    return tls_error(error, str(address).partition("://")[2], advice, worked=worked)
-
-
-def _cause_of(error: aiohttp.ClientConnectorError, address: Address, *, worked: bool) -> str:
-    number = error.os_error.errno or 0
-    cause = os.strerror(number) if number > 0 else error.os_error.strerror or redacted(str(error))
-    answered = number in (0, errno.ECONNRESET)
-    hint = "; if these servers don't use TLS, write etcd://" if answered and address.is_tls and not worked else ""
-    return f"{cause}; check hosts and ports, and whether etcd runs{hint}"
-
-
-def _refusal(error: Refused, address: Address, prefix: str, *, worked: bool, permitted: bool) -> TenureError:
-    lasting: type[TenureError] = Unavailable if worked else ConfigError
+def _refusal(error: Refused, address: Address, prefix: str, target: Target, *, permitted: bool) -> TenureError:
     text, said = error.text, error.said
+    allowed = replace(target, worked=permitted)
     if error.is_temporary:
         proxy = f"{address} answers with status {error.status}, as a proxy does that can't reach etcd: {said!r}"
         return Unavailable(f"{proxy}; check that etcd runs; the request may have been executed")
     if not error.is_of_etcd:
-        return lasting(_foreign(error, address))
+        return target.lasting(_foreign(error, address))
     if error.code == PERMISSION_DENIED or "permission denied" in text:
-        forbidden = (
-            f"{address} does not permit this user the keys that begin with {prefix!r}; grant its role read and write "
-            "for them, or name another prefix, see docs/etcd.md"
+        return allowed.not_permitted(
+            "",
+            "grant its role read and write for them, or name another prefix, see docs/etcd.md",
+            f"the keys that begin with {prefix!r}",
         )
-        return Unavailable(f"{forbidden} (they were permitted before)") if permitted else ConfigError(forbidden)
     if "invalid user ID or password" in text:
-        return lasting(f"{address} refused the user or the password; check both in the URL")
+        return target.login_refused(said, "check user and password in the URL")
     if error.needs_login:
         if address.username is None:
-            anonymous = f"{address} requires a login, and got none; write it into the URL: etcd://USER:PASSWORD@…"
-            return Unavailable(anonymous) if permitted else ConfigError(anonymous)
+            return allowed.login_missing("write it into the URL: etcd://USER:PASSWORD@…")
         return Unavailable(f"{address} ended the login: {said}; tenure logs in again")
     if NO_SPACE in text:
         return Unavailable(
@@ -170,11 +166,11 @@ def _refusal(error: Refused, address: Address, prefix: str, *, worked: bool, per
     if error.code == DATA_LOSS or "corrupt" in text:
         return Unavailable(f"{address} has an alarm, as its members' data differ: {said}; replace the corrupt member")
     if "too many operations" in text:
-        return lasting(
+        return target.lasting(
             f"{address} permits fewer than 128 operations in a transaction: {said}; set --max-txn-ops to 128"
         )
     if error.code == UNIMPLEMENTED:
-        return lasting(f"{address} has no such request: {said}; tenure needs etcd 3.4 or newer")
+        return target.lasting(f"{address} has no such request: {said}; tenure needs etcd 3.4 or newer")
     if error.code == UNAVAILABLE:
         return Unavailable(f"{address} can't answer at present: {said}; the request may have been executed")
     return Unavailable(f"{address} refused the request: {said}")

@@ -15,6 +15,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
@@ -25,12 +26,13 @@ from redis import exceptions
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.connections import LoopConnections, close_on, is_elsewhere, run_scripts, unquoted
 from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Script
+from tenure._connect_failures import Target
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_together
 from tenure._tls_context import tls_context
-from tenure._tls_failures import TlsAdvice, tls_error
+from tenure._tls_failures import TlsAdvice
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -55,22 +57,18 @@ def translate(
     """
     text = str(error).rstrip(".")
     said = redacted(text)
+    target = target_of(error, place, worked=worked, has_certificate=has_certificate)
     match error:
-        case exceptions.ConnectionError() if failed := tls_error(
-            error, server_in(error, place), tls_advice(has_certificate), worked=worked
-        ):
+        case exceptions.ConnectionError() if failed := target.failure(error):
             return failed
         case exceptions.ResponseError() if _lacks_rights(error):
-            forbidden = (
-                f"{place} does not permit this user an operation that tenure needs: {said}; "
-                "grant it the keys and commands that docs/redis.md lists"
+            return replace(target, worked=permitted).not_permitted(
+                said, "grant it the keys and commands that docs/redis.md lists"
             )
-            return Unavailable(f"{forbidden} (it was permitted before)") if permitted else ConfigError(forbidden)
+        case exceptions.AuthenticationError() if text.startswith("Authentication required"):
+            return target.login_missing("write the password into the URL: redis://:PASSWORD@…")
         case exceptions.AuthenticationError():
-            none = f"{place} requires a password, and got none; write it into the URL: redis://:PASSWORD@…"
-            wrong = f"{place} refused the user or the password: {said}; check both in the URL"
-            refused = none if text.startswith("Authentication required") else wrong
-            return Unavailable(refused) if worked else ConfigError(refused)
+            return target.login_refused(said, "check user and password in the URL")
         case exceptions.BusyLoadingError():
             return Unavailable(f"{place} is still loading its data; tenure tries again")
         case _ if is_elsewhere(error):
@@ -87,18 +85,11 @@ def translate(
         case exceptions.ResponseError():
             return _refusal(unquoted(error), place)
         case exceptions.TimeoutError():
-            # Without the advice to raise the option timeout: a request about a lease or a lock has less time.
-            return Unavailable(
-                f"{place} gave no answer in time ({said}); the request may have been executed{_tls_hint(place, worked)}"
-            )
+            return target.no_answer(None, _tls_hint(place, worked))
+        case exceptions.ConnectionError() if " connecting to " in text:
+            return target.unreachable(error)
         case exceptions.ConnectionError():
-            if " connecting to " in text:
-                return Unavailable(
-                    f"{place} can't be reached: {said}; check host and port, and whether the server runs"
-                )
-            return Unavailable(
-                f"{place} closed the connection: {said}; the request may have been executed{_tls_hint(place, worked)}"
-            )
+            return target.closed(said, _tls_hint(place, worked))
         case exceptions.RedisError():
             return Unavailable(f"the request to {place} failed: {said}")
     raise AssertionError("translate() got an error that is not the driver's") from error
@@ -189,15 +180,18 @@ def _refusal(text: str, place: str) -> TenureError:
     return Unavailable(f"{place} refused the request for now: {said}")
 
 
-def tls_advice(has_certificate: bool) -> TlsAdvice:
-    """Return what to do about a failure of TLS."""
-    return TlsAdvice(plain="for a server without TLS, write redis://", has_certificate=has_certificate)
-
-
-def server_in(error: Exception, place: str) -> str:
+def target_of(
+    error: Exception,
+    place: str,
+    *,
+    worked: bool,
+    has_certificate: bool,
+    plain: str = "for a server without TLS, write redis://",
+) -> Target:
     """Return the server that *error* names, as the driver writes it; else the one of *place*, an address."""
     found = _SERVER.search(str(error))
-    return found[1] if found else place.partition("://")[2].partition("/")[0]
+    at = found[1] if found else place.partition("://")[2].partition("/")[0]
+    return Target(place, at, worked=worked, tls=TlsAdvice(plain=plain, has_certificate=has_certificate))
 
 
 def patience(lasts: float) -> float:
@@ -287,7 +281,8 @@ class Client:
                 answer = await request(limit)
         except TimeoutError as error:
             self._note_unanswered()
-            raise self.translated(exceptions.TimeoutError(f"within {within:g} s")) from error
+            target = Target(self.address, timeout=self.options.timeout)
+            raise target.no_answer(within, _tls_hint(str(self.address), self._worked)) from error
         except exceptions.RedisError as error:
             if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)):
                 self._note_unanswered()

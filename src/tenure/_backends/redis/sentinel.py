@@ -16,11 +16,10 @@ from redis import asyncio as aioredis
 from redis import exceptions
 
 from tenure._backends.redis.address import Address, Endpoint, Options
-from tenure._backends.redis.client import Client, server_in, tls_advice, translate
+from tenure._backends.redis.client import Client, target_of, translate
 from tenure._backends.redis.connections import LoopConnections, TlsConnection, connected, first_answer
 from tenure._redaction import redacted, redacting
 from tenure._secret import Secret
-from tenure._tls_failures import tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -170,26 +169,24 @@ class SentinelClient(Client):
                 f"the sentinel at {places} knows no service {service.name!r}; write the name after 'sentinel monitor' "
                 "in its configuration"
             )
-        advice = replace(
-            tls_advice(self.options.cert is not None), plain="set sentinel_tls=false if the sentinels don't use TLS"
+        target = target_of(
+            error,
+            f"sentinel://{service}",
+            worked=False,
+            has_certificate=self.options.cert is not None,
+            plain="set sentinel_tls=false if the sentinels don't use TLS",
         )
-        if failed := tls_error(error, server_in(error, f"://{service}"), advice, worked=False):
-            return failed
+        target = replace(target, store=f"every sentinel of {service}", software="a sentinel")
         match error:
             case exceptions.AuthenticationError():
-                return ConfigError(
-                    f"the sentinels of {service} refused the login: {said}; check the options sentinel_user and "
-                    "sentinel_password"
-                )
+                return target.login_refused(said, "check the options sentinel_user and sentinel_password")
             case exceptions.NoPermissionError():
-                return ConfigError(
-                    f"the sentinels of {service} denied a permission: {said}; grant +sentinel to this user"
-                )
+                return target.not_permitted(said, "grant it +sentinel")
+            case exceptions.ConnectionError() | exceptions.TimeoutError() if failed := target.failure(error):
+                return failed
             case exceptions.ConnectionError() | exceptions.TimeoutError():
-                return Unavailable(
-                    f"no sentinel of {service} answers: {said}; check hosts and ports, whether they run, and whether "
-                    f"they use TLS (the client {'uses' if service.at_sentinels.is_tls else 'does not use'} it)"
-                )
+                uses = "uses" if service.at_sentinels.is_tls else "does not use"
+                return target.closed(said, f"; check whether they use TLS (the client {uses} it)")
             case exceptions.ResponseError() if "unknown command" in str(error).lower():
                 return ConfigError(
                     f"{service} names a server that is no sentinel; the usual port of sentinels is {PORT}"
