@@ -66,6 +66,13 @@ _UNKNOWN = frozenset(
 )
 
 
+class NotConnectedInTime(OSError):
+    """No connection was made within so many seconds, so nothing was asked."""
+
+    def __init__(self, within: float) -> None:
+        super().__init__(f"no answer within {within:.3g} s")
+
+
 class _Found(NamedTuple):
     kind: Kind
     reason: str
@@ -110,10 +117,6 @@ class Target:
     def unreachable(self, error: BaseException) -> TenureError:
         """Return the error of a driver that made no connection, for whatever reason."""
         return self.failure(error) or self._told(_Found(Kind.REFUSED, _cause(error)), _place_in(error) or self.at)
-
-    def not_connected_within(self, within: float) -> TenureError:
-        """Return the error for a connection that was not made *within* so many seconds, so that nothing was asked."""
-        return self._told(_Found(Kind.TIMED_OUT, f"no answer within {within:.3g} s"), self.at)
 
     def no_answer(self, within: float | None, hint: str = "") -> Unavailable:
         """Return the error for a request without an answer *within* so many seconds; *hint* says what may be wrong."""
@@ -165,6 +168,8 @@ def user_unknown(store: object, advice: str) -> ConfigError:
 def _found(error: BaseException) -> _Found | None:
     for one in chain_of(error):
         match one:
+            case NotConnectedInTime():
+                return _Found(Kind.TIMED_OUT, str(one))
             case socket.gaierror():
                 is_unknown = one.errno in _UNKNOWN
                 said = str(one.strerror or one)

@@ -813,7 +813,7 @@ def test_an_address_is_shown_as_it_is_written(url: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("login", "path", "said"),
-    [("guest:wrong@", "/", "refuses the login"), ("guest:guest@", "/none", "refuses the virtual host 'none'")],
+    [("guest:wrong@", "/", "refused the login"), ("guest:guest@", "/none", "refuses the virtual host 'none'")],
 )
 async def test_a_server_that_refuses_is_an_error_of_configuration(login: str, path: str, said: str) -> None:
     port = shared(RabbitMQ).port

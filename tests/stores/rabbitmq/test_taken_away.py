@@ -160,7 +160,7 @@ async def is_told_of_rights(queue: tenure.Queue) -> bool:
         await queue.send(b"refused")
     said = str(failed.value)
     return all(
-        one in said for one in ("refuses the request for lack of rights", "'ann'", "rabbitmqctl set_permissions")
+        one in said for one in ("does not permit this user", "'ann'", "rabbitmqctl set_permissions")
     )
 
 

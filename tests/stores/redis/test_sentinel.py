@@ -193,7 +193,10 @@ async def test_a_service_that_no_sentinel_knows_is_reported(sentinel: Sentinel) 
 
 async def test_unreachable_sentinels_are_unavailable() -> None:
     async with opened(f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/mymaster") as backend:
-        with pytest.raises(Unavailable, match=r"every sentinel of .* can.t be reached.*Connection refused; check host and port, and whether a"):
+        with pytest.raises(
+            Unavailable,
+            match=r"every sentinel of .* can.t be reached.*Connection refused; check host and port, and whether a",
+        ):
             await backend.leases.names()
 
 

@@ -39,6 +39,7 @@ from tenure._backends.nats.errors import (
     translate,
 )
 from tenure._backends.nats.login_files import BadLoginFile
+from tenure._connect_failures import NotConnectedInTime
 from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, read_json, read_or
 from tenure._opened import Fact
 from tenure._option_files import require_readable
@@ -129,7 +130,7 @@ class Client:
                 if connection is not None:
                     self._retire(connection)
                 else:  # so nothing was asked
-                    failure = ConnectionError(f"no answer within {min(within, self.options.timeout):g} s")
+                    failure = NotConnectedInTime(min(within, self.options.timeout))
             raise self._translated(failure, within) from error
         self._worked = True
         return answer
@@ -142,7 +143,9 @@ class Client:
 
     def _translated(self, error: Exception, within: float) -> TenureError:
         shows = self.options.cert is not None
-        return translate(error, self.address, within, worked=self._worked, has_certificate=shows)
+        return translate(
+            error, self.address, within, worked=self._worked, has_certificate=shows, timeout=self.options.timeout
+        )
 
     async def connection(self) -> Connection:
         """Return the open connection of this loop, or open one.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import nats.errors
 
 from tenure._backends.nats.address import Address
 from tenure._backends.nats.login_files import BadLoginFile
+from tenure._connect_failures import Target
 from tenure._redaction import redacted, redacting
-from tenure._tls_failures import TlsAdvice, tls_error
+from tenure._tls_failures import TlsAdvice
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 # Codes of JetStream's errors
@@ -96,28 +96,40 @@ def is_undecided(error: Refusal) -> bool:
     return error.code in (SUBJECT_IN_PROCESS, ID_IN_PROCESS)
 
 
-_ADVICE = TlsAdvice(plain="turn TLS on there; or, if clear text is meant, remove tls, ca, cert and key from the URL")
+_PLAIN = "turn TLS on there; or, if clear text is meant, remove tls, ca, cert and key from the URL"
 
 
 @redacting
 def translate(
-    error: Exception, address: Address, timeout: float, *, worked: bool, has_certificate: bool = False
+    error: Exception,
+    address: Address,
+    within: float,
+    *,
+    worked: bool,
+    has_certificate: bool = False,
+    timeout: float | None = None,
 ) -> TenureError:
     """Turn an error of the client, of the connection or of JetStream at *address* into one of ours.
 
     A permanent error is a ``ConfigError``, unless the client *worked* before: then the servers are being changed, and
     may work again.
     """
-    lasting: type[TenureError] = Unavailable if worked else ConfigError
+    target = Target(
+        address,
+        ",".join(address.servers),
+        worked=worked,
+        software="NATS",
+        tls=TlsAdvice(plain=_PLAIN, has_certificate=has_certificate),
+        timeout=timeout,
+    )
+    lasting = target.lasting
     text = str(error).removeprefix("nats: ").strip("'") or type(error).__name__
     said = redacted(text)
     match error:
         case Refusal():
-            return _refusal(error, address, lasting)
+            return _refusal(error, address, target)
         case NotPermitted():
-            return lasting(
-                f"{address} does not permit this user what tenure needs: {said}; see docs/nats.md for the subjects"
-            )
+            return target.not_permitted(said, "see docs/nats.md for the subjects")
         case WrongConsumer():
             return lasting(f"on {address}, the {said}")
         case BadLoginFile():
@@ -144,32 +156,23 @@ def translate(
                 f"the message is larger than {address} takes, headers included; raise max_payload there, or send less"
             )
         case nats.errors.TimeoutError() | TimeoutError():
-            return Unavailable(f"{address} gave no answer within {timeout:g} s; the request may have been executed")
-        case nats.errors.AuthorizationError():
-            return lasting(
-                f"{address} refused the login: {said}; check user, password, token, creds or nkey in the URL"
-            )
+            return target.no_answer(within)
         case nats.errors.Error() if "authoriz" in text.lower() or "authent" in text.lower():
-            return lasting(
-                f"{address} refused the login: {said}; check user, password, token, creds or nkey in the URL"
-            )
+            return target.login_refused(said, "check user, password, token, creds or nkey in the URL")
         case HandshakeFailed():
-            advice = replace(_ADVICE, has_certificate=has_certificate)
-            failed = tls_error(error, error.server, advice, worked=worked)
+            failed = replace(target, at=error.server).failure(error)
             return failed or Unavailable(f"the TLS handshake with {error.server} failed: {error.__cause__}")
         case OSError():
-            number = error.errno or 0
-            cause = os.strerror(number) if number > 0 else text
-            return Unavailable(f"{address} can't be reached: {cause}; check hosts and ports, and whether NATS runs")
+            return target.unreachable(error)
         case Disconnected() | nats.errors.Error():
-            return Unavailable(f"{address} closed the connection: {said}; the request may have been executed")
+            return target.closed(said)
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
 
 
-def _refusal(error: Refusal, address: Address, lasting: type[TenureError]) -> TenureError:
+def _refusal(error: Refusal, address: Address, target: Target) -> TenureError:
     said = f"{redacted(error.text)} (code {error.code})"
     if error.code in (NOT_ENABLED, NOT_ENABLED_HERE):
-        return lasting(
+        return target.lasting(
             f"{address} has no JetStream for this user: {said}; enable it for the account, or start it with -js"
         )
     if error.code == REPLICAS_WITHOUT_CLUSTER:

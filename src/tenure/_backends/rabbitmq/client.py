@@ -10,7 +10,6 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -29,11 +28,12 @@ from tenure._backends.rabbitmq.errors import (
 from tenure._backends.rabbitmq.names import PROBE, is_queue
 from tenure._backends.rabbitmq.properties import Properties
 from tenure._backends.rabbitmq.rejections import find_rejected, largest_body, outcomes
+from tenure._connect_failures import NotConnectedInTime, Target
 from tenure._opened import Fact
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks, is_cancelled
-from tenure._tls_failures import TlsAdvice, tls_error
+from tenure._tls_failures import TlsAdvice
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -60,8 +60,6 @@ _OF_STREAMS = "stream queues"
 FAILURES = (AmqpError, NotConfirmed, Unacceptable, OSError)
 """The errors of a request; a ``TimeoutError`` is an ``OSError``."""
 
-_ADVICE = TlsAdvice(plain="for a server without TLS, write amqp://")
-
 IDLE_MAX = 4
 """Channels that are kept for further requests: to open and close one takes longer than most requests."""
 
@@ -82,7 +80,14 @@ missing_allowed = MissingAllowed()
 
 @redacting
 def translate(
-    error: Exception, url: Url, address: Address, timeout: float, *, worked: bool, has_certificate: bool = False
+    error: Exception,
+    url: Url,
+    address: Address,
+    within: float,
+    *,
+    worked: bool,
+    has_certificate: bool = False,
+    timeout: float | None = None,
 ) -> TenureError:
     """Turn an error of the connection or the server into one of ours.
 
@@ -90,27 +95,26 @@ def translate(
     being set up anew, and may fit soon.
     """
     said = redacted(error.text if isinstance(error, AmqpError) else str(error))
-    lasting: type[TenureError] = Unavailable if worked else ConfigError
-    before = " (it worked before, so tenure tries again)" if worked else ""
+    tls = TlsAdvice(plain="for a server without TLS, write amqp://", has_certificate=has_certificate)
+    target = Target(url, address.server, worked=worked, software="RabbitMQ", tls=tls, timeout=timeout)
     match error:
         case TimeoutError():
-            return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
-        case _ if address.is_tls and (
-            failed := tls_error(error, address.server, replace(_ADVICE, has_certificate=has_certificate), worked=worked)
-        ):
-            return failed
+            return target.no_answer(within)
         case ConnectionLost(code=403):
-            return lasting(f"{url} refuses the login: {said}; check user and password{before}")
+            return target.login_refused(said, "check user and password in the URL")
         case ConnectionLost(code=530):
-            return lasting(
+            return target.lasting(
                 f"{url} refuses the virtual host {address.vhost!r}: {said}; create it with rabbitmqctl "
-                f"add_vhost, and give the user rights in it{before}"
+                "add_vhost, and give the user rights in it"
             )
         case ChannelLost(code=403):
-            return lasting(
-                f"{url} refuses the request for lack of rights: {said}; give the user {address.username!r} the "
-                f"rights to configure, write and read with rabbitmqctl set_permissions{before}"
+            return target.not_permitted(
+                said,
+                f"give the user {address.username!r} the rights to configure, write and read with rabbitmqctl "
+                "set_permissions",
             )
+        case AmqpError(code=0) | OSError() if failed := target.failure(error):
+            return failed
         case ChannelLost(code=406) if CONSUMER_TIMEOUT.search(error.text):
             return Unavailable(f"{url} has closed a channel, with all its locks: {said}")
         case ChannelLost(code=406) if "delivery tag" in error.text:
@@ -140,7 +144,7 @@ def translate(
         case AmqpError():
             return Unavailable(f"{url} failed: {redacted(str(error))}")
         case OSError():
-            return Unavailable(f"{url} can't be reached: {error.strerror or error}; check that RabbitMQ runs there")
+            return target.unreachable(error)
     raise AssertionError("translate() got an error that is not the connection's") from error  # a TypeError is a bug
 
 
@@ -245,7 +249,10 @@ class Client:
         if isinstance(error, TimeoutError) and self.waits_for:
             return Unavailable(f"{self.url} could not do it within {within:g} s (option timeout): {self.waits_for}")
         shows = self.options.cert is not None
-        return translate(error, self.url, self.address, within, worked=self._worked, has_certificate=shows)
+        timeout = self.options.timeout
+        return translate(
+            error, self.url, self.address, within, worked=self._worked, has_certificate=shows, timeout=timeout
+        )
 
     def note_consumer_timeout(self, seconds: float) -> None:
         """Note the server's own limit, which it tells when it closes a channel for it."""
@@ -274,7 +281,7 @@ class Client:
             async with asyncio.timeout(within):
                 connection = await connect(self.address, self.options, purpose)
         except TimeoutError as error:
-            raise ConnectionError(f"no answer within {within:g} s") from error
+            raise NotConnectedInTime(within) from error
         if self._closed:
             await connection.close()
             raise ConnectionLost(0, "the backend is closed")
