@@ -120,8 +120,7 @@ def test_postgresql_with_a_wrong_password(says: Says, guarded_postgres: Postgres
     url = guarded_postgres.url.replace(SECRET, OTHER)
     # asyncpg before 0.32 tries again without TLS after a refusal, and reports the second one only.
     tells = [int(part) for part in asyncpg.__version__.split(".")[:2]] >= [0, 32]
-    words = ["refused the password", "~/.pgpass"] if tells else ["refused the login", "the password"]
-    says(command, url, code=78, words=words)
+    says(command, url, code=78, words=["refused the login", "~/.pgpass" if tells else "the password"])
 
 
 @pytest.mark.parametrize("command", [*EVERY, "migrate"])

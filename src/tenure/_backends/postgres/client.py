@@ -7,7 +7,6 @@ may be dropped at any moment, and a transaction pooler may be used.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -25,14 +24,15 @@ from asyncpg.exceptions import (
 from tenure._backends.postgres.address import Options, dsn_of, servers_of
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections, is_elsewhere
 from tenure._backends.postgres.encryption import Encryption, encryption_of
-from tenure._backends.postgres.passwords import passwords_of
+from tenure._backends.postgres.passwords import passwords_of, require_user, unreadable_in_home
 from tenure._backends.postgres.statements import VERSION, works_with
+from tenure._connect_failures import Target
 from tenure._opened import Fact
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_together
 from tenure._runtime.on_loop import on_loop
 from tenure._secret import Secret, hide
-from tenure._tls_failures import NoTls, TlsAdvice, tls_error
+from tenure._tls_failures import NoTls, TlsAdvice
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -42,13 +42,14 @@ _ROLLED_BACK = {"40001", "40P01"}  # serialization failure, deadlock: the reques
 _NOT_SENT = ("cannot switch to state", "connection is closed")  # the driver's texts if an idle connection was closed
 
 _REFUSED = {
-    "28P01": "refused the password; check it in the URL, in PGPASSWORD or in ~/.pgpass",
-    "28000": "refused the login; check the user, the password and the server's pg_hba.conf",
     "3D000": "has no such database; create it with: createdb NAME",
-    "42501": "denied this user a right that tenure needs; GRANT USAGE on its schema, and on its tables what the role "
-    "needs, see docs/postgresql.md (Rights)",
     "0A000": "lacks a feature that tenure needs; use PostgreSQL 13 or newer",
 }
+_LOGINS = {
+    "28P01": "check the password in the URL, in PGPASSWORD or in ~/.pgpass",
+    "28000": "check the user, the password and the server's pg_hba.conf",
+}
+_NO_RIGHT = "42501"
 _NOT_NOW = {
     "57P01": "is being shut down",
     "57P02": "had to restart after a crash",
@@ -64,6 +65,7 @@ _CANCELLED = "57014"
 _UNKNOWN_PARAMETER = "08P01"
 _MISSING = {"3F000", "42P01", "42883", "42703"}
 _POOLED = {"26000", "42P05"}
+_OF_CONNECTIONS = (OSError, EOFError, InterfaceError, InternalClientError, asyncpg.PostgresConnectionError)
 
 
 class RowLocked(Unavailable):
@@ -81,19 +83,26 @@ def translate(
     """
     said = redacted(str(error))
     code: str = getattr(error, "sqlstate", None) or ""
-    lasting: type[TenureError] = Unavailable if worked else ConfigError
-    before = " (it worked before, so tenure tries again)" if worked else ""
+    target = _target(url, options, encryption, worked=worked)
+    lasting = target.lasting
     match error:
-        case TimeoutError():
-            waited = round(waited, 2)
-            option = " (option timeout)" if waited == round(options.timeout, 2) else ""  # a renewal has less time
-            return Unavailable(f"{url} gave no answer within {waited:g} s{option}")
-        case _ if failed := _tls_error(error, url, options, encryption, worked=worked):
-            return failed
+        case TimeoutError(errno=None):
+            return target.no_answer(waited)
+        case ConnectionError() if "rejected SSL" in str(error):
+            return target.unreachable(NoTls())
         case TargetServerAttributeNotMatched():
             return Unavailable(f"{url} {_NOT_NOW['25006']}")
+        case _ if isinstance(error, _OF_CONNECTIONS) and (failed := target.failure(error)):
+            return failed
         case asyncpg.PostgresError() if code in _REFUSED:
-            return lasting(f"{url} {_REFUSED[code]} (the server reports: {said}){before}")
+            return lasting(f"{url} {_REFUSED[code]} (the server reports: {said})")
+        case asyncpg.PostgresError() if code in _LOGINS:
+            return target.login_refused(said, _LOGINS[code])
+        case asyncpg.PostgresError() if code == _NO_RIGHT:
+            return target.not_permitted(
+                said,
+                "GRANT USAGE on its schema, and on its tables what the role needs, see docs/postgresql.md (Rights)",
+            )
         case asyncpg.PostgresError() if code == _LOCKED:
             return RowLocked(
                 f"{url} gave no answer within {waited:.2g} s: another transaction has locked the row; "
@@ -106,41 +115,29 @@ def translate(
         case _ if is_elsewhere(error):
             return Unavailable(f"{url} {_NOT_NOW['25006']} (the server reports: {said})")
         case asyncpg.PostgresError() if code in _MISSING:
-            return lasting(f"{_no_schema(url, options)} (the server reports: {said}){before}")
+            return lasting(f"{_no_schema(url, options)} (the server reports: {said})")
         case asyncpg.PostgresError() if code in _POOLED:
             return lasting(
                 f"a pooler before {url} mixes up prepared statements; write prepared=false into the URL, and "
-                f"listen=false if it pools by transaction{before}"
+                "listen=false if it pools by transaction"
             )
         case asyncpg.DataError():  # its text may quote the value, which may be secret
             return ConfigError(f"{url} can't store a value: {type(error).__name__} (SQLSTATE {code})")
         case asyncpg.PostgresError():
             return Unavailable(f"{url} failed: {said} (SQLSTATE {code or 'unknown'})")
-        case OSError() | EOFError() | InterfaceError() | InternalClientError():
-            return Unavailable(
-                f"{url} can't be reached: {_cause(error)}; check host and port, and whether the server runs"
-            )
+        case _ if isinstance(error, _OF_CONNECTIONS):
+            return target.unreachable(error)
     raise AssertionError("translate() got an error that is not the driver's") from error  # a TypeError is a bug
 
 
-def _tls_error(
-    error: Exception, url: Url, options: Options, encryption: Encryption, *, worked: bool
-) -> TenureError | None:
-    if isinstance(error, ConnectionError) and "rejected SSL" in str(error):
-        error = NoTls()
-    advice = TlsAdvice(
+def _target(url: Url, options: Options, encryption: Encryption, *, worked: bool) -> Target:
+    tls = TlsAdvice(
         authority="name its authority with sslrootcert=FILE",
         certificate="name one, and its key, with sslcert=FILE and sslkey=FILE",
         plain=f"turn TLS on there; or, if clear text is meant, write sslmode=disable (now {encryption.mode})",
         has_certificate=encryption.has_certificate,
     )
-    return tls_error(error, servers_of(url, options), advice, worked=worked)
-
-
-def _cause(error: Exception) -> str:
-    """Return why the server can't be reached; the system's text is clearer than asyncio's."""
-    number = getattr(error, "errno", None) or 0
-    return os.strerror(number) if number > 0 else redacted(str(error)) or type(error).__name__
+    return Target(url, servers_of(url, options), worked=worked, tls=tls, timeout=options.timeout)
 
 
 def _no_schema(url: Url, options: Options) -> str:
@@ -164,6 +161,7 @@ class Client:
     def __init__(self, url: Url, options: Options) -> None:
         self.url = url
         self.options = options
+        require_user(url, options)
         self.encryption: Encryption = encryption_of(url, options)
         self._dsn = dsn_of(url, sslmode=self.encryption.mode, sslrootcert=self.encryption.authority)
         self.warnings: tuple[Fact, ...] = self.encryption.warnings
@@ -267,9 +265,14 @@ class Client:
                     server_settings={"application_name": options.application_name, **settings},
                 )
             )
+        except PermissionError as error:
+            error.filename = error.filename or unreadable_in_home()
+            raise
         except (ClientConfigurationError, ValueError) as error:
             if isinstance(error, OSError):  # a certificate that isn't trusted
                 raise
+            if failed := _target(self.url, options, self.encryption, worked=self._worked).failure(error):
+                raise failed from error
             # The driver may quote the URL with its password, so its text is not passed on.
             kind = type(error).__name__
             raise ConfigError(f"{self.url} is not an address that the driver can read ({kind}); check it") from None

@@ -1,7 +1,8 @@
-"""The passwords that the driver may send: it finds some of them by itself, as libpq does."""
+"""The login that the driver finds by itself, as libpq does: passwords, the user, and what is in the user's home."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import sys
@@ -13,7 +14,8 @@ from types import MappingProxyType
 
 from tenure._backends.postgres.address import Options
 from tenure._backends.postgres.encryption import service_of
-from tenure._option_files import read_file
+from tenure._connect_failures import user_unknown
+from tenure._option_files import read_file, require_readable
 from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError
@@ -35,6 +37,35 @@ def passwords_of(url: Url, options: Options, env: Mapping[str, str] = MappingPro
     found += [Secret(text) for text in (env.get("PGPASSWORD"), service.get("password")) if text]
     named = options.passfile or env.get("PGPASSFILE") or service.get("passfile")
     return [*found, *islice(_in_file(named or _usual_file(env)), LINES_MAX)]
+
+
+def require_user(url: Url, options: Options, env: Mapping[str, str] = MappingProxyType(os.environ)) -> None:
+    """Refuse a URL without a user for whom the driver would fail with an error of Python, and a password file for it.
+
+    Raises:
+        ConfigError: No user is named, and this process's has no name; or the password file can't be read.
+    """
+    require_readable(url, passfile=options.passfile)
+    service = service_of(url, options.service, env) if options.service else {}
+    if url.user or options.user or service.get("user") or env.get("PGUSER"):
+        return
+    try:
+        getpass.getuser()
+    except (KeyError, OSError, ImportError) as error:
+        raise user_unknown(url, "name the user of the database in the URL, or in PGUSER") from error
+
+
+def unreadable_in_home() -> str | None:
+    """Return the file that the driver looks for by itself, and can't read; None if there is none."""
+    for name in ("root.crt", "root.crl", "postgresql.crt", "postgresql.key"):
+        path = os.path.expanduser(f"~/.postgresql/{name}")
+        try:
+            read_file(path)
+        except PermissionError:
+            return path
+        except OSError:
+            continue
+    return None
 
 
 def _usual_file(env: Mapping[str, str]) -> str:
