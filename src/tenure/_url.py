@@ -228,11 +228,7 @@ class Url:
                 f"{str(self)!r} has a server that is no host:port; {form}, and percent-encode the special characters "
                 "of the password"
             )
-        if not can_be_host(found["host"]):
-            raise ConfigError(
-                f"{str(self)!r} names what can't be the name of a host: its parts, between dots, have from 1 to 63 "
-                f"characters; {form}"
-            )
+        require_host(found["host"], repr(str(self)), form)
         return found["host"].strip("[]"), number
 
     def __str__(self) -> str:
@@ -242,9 +238,18 @@ class Url:
         return f"Url({self.shown!r})"
 
 
-def can_be_host(text: str) -> bool:
-    """Return whether *text* can be the name of a host: drivers fail with errors of Python on one that can't."""
-    return all(0 < len(part) < 64 for part in text.removesuffix(".").split("."))
+def require_host(text: str, source: str, form: str) -> None:
+    """Refuse what can't be the name of a host: drivers fail with errors of Python on it.
+
+    Raises:
+        ConfigError: It can't; the message has *source*, where it is from, and *form*, the right one.
+    """
+    if not all(0 < len(part) < 64 for part in text.removesuffix(".").split(".")):
+        # Without the text, as above.
+        raise ConfigError(
+            f"{source} names what can't be the name of a host: its parts, between dots, have from 1 to 63 characters; "
+            f"{form}"
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -307,10 +307,10 @@ def test_azure_with_a_key_of_another_account(says: Says, monkeypatch: pytest.Mon
 
 def test_azurite_that_is_not_there(says: Says, capsys: Captured) -> None:
     port, url = free_port(), url_of(Azurite)
-    words = [f"can't be reached at 127.0.0.1:{port}: Connection refused", "check that Azurite runs"]
-    says("doctor", f"azurite://127.0.0.1:{port}", code=69, words=words)
+    words = ["Connection refused; check host and port, and whether Azurite", "its queues at queue_port"]
+    says("doctor", f"azurite://127.0.0.1:{port}", code=69, words=["can't be reached: ", *words])
     elsewhere = f"{url.partition('?')[0]}?queue_port={port}"
-    says("send", elsewhere, code=69, words=words)
+    says("send", elsewhere, code=69, words=[f"can't be reached at 127.0.0.1:{port}: ", *words])
     assert main(["doctor", elsewhere, "--look-only"]) == 0
     assert main(["doctor", elsewhere]) == 69
     assert f"! queues: {elsewhere} can't be reached at 127.0.0.1:{port}" in capsys.readouterr().out
@@ -342,7 +342,7 @@ def guarded_zookeeper(authority: Authority) -> Iterator[ZooKeeper]:
 @pytest.mark.parametrize("command", ELECTIONS)
 def test_zookeeper_with_a_wrong_password(says: Says, guarded_zookeeper: ZooKeeper, command: str) -> None:
     url = f"{guarded_zookeeper.url.replace('//', f'//ann:{OTHER}@', 1)}&auth=sasl"
-    says(command, url, code=78, words=["refused the user or the password", "the option auth"])
+    says(command, url, code=78, words=["refused the login", "the option auth"])
 
 
 @pytest.mark.parametrize("command", ELECTIONS)
@@ -524,7 +524,7 @@ def test_kubernetes_with_a_wrong_token(
     says: Says, guarded_kubernetes: Kubernetes, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setenv("MINE", OTHER)
-    says(command, f"{guarded_kubernetes.url}&token_env=MINE", code=78, words=["refuses the login", "renew its token"])
+    says(command, f"{guarded_kubernetes.url}&token_env=MINE", code=78, words=["refused the login", "renew the token"])
     monkeypatch.setenv("MINE", "")
     says(command, f"{guarded_kubernetes.url}&token_env=MINE", code=78, words=["MINE is not set"])
 
@@ -580,7 +580,7 @@ def test_kubernetes_with_an_address_that_is_none(says: Says, url: str, words: li
 
 def test_kubernetes_that_is_not_there(says: Says) -> None:
     url = f"kubernetes://default?server=https://127.0.0.1:{free_port()}"
-    says("doctor", url, code=69, words=["can't be reached", "check the address"])
+    says("doctor", url, code=69, words=["can't be reached", "check host and port"])
 
 
 def test_kubernetes_has_no_queues(says: Says, guarded_kubernetes: Kubernetes) -> None:

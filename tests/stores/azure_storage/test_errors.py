@@ -35,13 +35,13 @@ def refused(status: int, code: str) -> HttpResponseError:
     [
         (TimeoutError(), Unavailable, "no answer within 5 s"),
         (refused(403, "AuthorizationPermissionMismatch"), ConfigError, "Storage Blob Data Contributor"),
-        (refused(403, "AuthenticationFailed"), ConfigError, "refused the key"),
+        (refused(403, "AuthenticationFailed"), ConfigError, "refused the login: AuthenticationFailed; check the key"),
         (refused(403, "SomethingNew"), ConfigError, "SomethingNew"),
         (refused(503, "ServerBusy"), Unavailable, "status 503, ServerBusy"),
         (refused(500, ""), Unavailable, "status 500, no code"),
         (ClientAuthenticationError("a long letter"), ConfigError, "az login"),
         (ServiceRequestError("c2VjcmV0"), Unavailable, "can't be reached"),
-        (ServiceResponseError("c2VjcmV0"), Unavailable, "can't be reached"),
+        (ServiceResponseError("c2VjcmV0"), Unavailable, "closed the connection"),
         (OSError("c2VjcmV0"), Unavailable, "failed: OSError"),
     ],
 )

@@ -858,7 +858,7 @@ async def test_a_closed_backend_says_so(server: Kubernetes, name: str) -> None:
 async def test_an_unreachable_server_is_named(name: str) -> None:
     async with opened("kubernetes://default?server=http://127.0.0.1:1") as backend:
         with pytest.raises(
-            Unavailable, match=r"the API server http://127.0.0.1:1 can't be reached: Connect call failed"
+            Unavailable, match=r"the API server http://127.0.0.1:1 can't be reached: Connection refused"
         ):
             await backend.leases.inspect(name)
 

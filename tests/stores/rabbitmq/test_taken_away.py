@@ -159,9 +159,7 @@ async def is_told_of_rights(queue: tenure.Queue) -> bool:
     with pytest.raises(Unavailable) as failed:
         await queue.send(b"refused")
     said = str(failed.value)
-    return all(
-        one in said for one in ("does not permit this user", "'ann'", "rabbitmqctl set_permissions")
-    )
+    return all(one in said for one in ("does not permit this user", "'ann'", "rabbitmqctl set_permissions"))
 
 
 async def test_a_queue_that_is_full_says_so_and_loses_nothing(server: RabbitMQ) -> None:

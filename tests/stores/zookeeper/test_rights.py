@@ -111,13 +111,13 @@ async def test_with_less_rights_on_nodes_of_another_it_is_refused(
     server: ZooKeeper, node: str, rights: str, error: type[tenure.TenureError]
 ) -> None:
     async with acting(make_for_another(server, f"/{rights}{node[1:]}", rights)) as backend:
-        await refused(backend, lambda backend: lead(backend, "job"), "does not permit this client", error=error)
+        await refused(backend, lambda backend: lead(backend, "job"), "does not permit this user", error=error)
 
 
 async def test_without_the_right_to_read_the_path_leaders_are_not_listed(server: ZooKeeper) -> None:
     async with acting(make_for_another(server, "/unread", "c")) as backend:
         assert await lead(backend, "job")
-        await refused(backend, lambda backend: backend.leaders(), "does not permit this client", error=LATER)
+        await refused(backend, lambda backend: backend.leaders(), "does not permit this user", error=LATER)
 
 
 async def test_without_the_right_to_delete_a_leader_says_why_it_releases_nothing(
@@ -127,7 +127,7 @@ async def test_without_the_right_to_delete_a_leader_says_why_it_releases_nothing
     async with acting(make_for_another(server, "/no-delete/job", "crw")) as backend:
         leading = asyncio.ensure_future(backend.election("job", ttl=ttl).run(lambda term: asyncio.sleep(0)))
         await until(lambda: "could not be released" in caplog.text)
-        assert "does not permit this client an operation" in caplog.text
+        assert "does not permit this user what tenure needs" in caplog.text
         assert "docs/zookeeper.md" in caplog.text
         leading.cancel()
         with suppress(asyncio.CancelledError):
@@ -141,7 +141,7 @@ async def test_an_observer_can_not_ask_a_leader_to_resign(server: ZooKeeper) -> 
         acting(url_of(server, "looks")) as observer,
     ):
         election = observer.election("held")  # it looks who leads first
-        await refused(observer, lambda _: election.ask_to_resign(), "does not permit this client", error=LATER)
+        await refused(observer, lambda _: election.ask_to_resign(), "does not permit this user", error=LATER)
 
 
 REFUSED: dict[str, tuple[str, Act]] = {
@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[str, Act]] = {
 async def test_all_else_is_refused(server: ZooKeeper, what: str) -> None:
     path, act = REFUSED[what]
     async with acting(url_of(server, "looks").replace("/apps", path)) as backend:
-        await refused(backend, act, "does not permit this client", "docs/zookeeper.md")
+        await refused(backend, act, "does not permit this user", "docs/zookeeper.md")
 
 
 async def test_who_may_write_another_path_can_not_end_a_term(server: ZooKeeper) -> None:
@@ -181,7 +181,7 @@ async def test_who_may_write_another_path_can_not_end_a_term(server: ZooKeeper) 
 async def test_a_campaign_without_the_right_goes_on_if_looking_has_worked(server: ZooKeeper) -> None:
     async with acting(url_of(server, "looks")) as backend:
         assert "led" in await backend.leaders()
-        await refused(backend, lambda backend: lead(backend, "led"), "does not permit this client", error=LATER)
+        await refused(backend, lambda backend: lead(backend, "led"), "does not permit this user", error=LATER)
 
 
 def nodes_below(client: Any, path: str) -> list[str]:
@@ -212,7 +212,7 @@ async def test_a_second_login_takes_over_on_nodes_of_both(server: ZooKeeper) -> 
         leading = asyncio.create_task(old.election("job", ttl=TTL).run(work, stop=ends))
         await until(lambda: terms)
         async with acting(new_url) as early:
-            await refused(early, lambda backend: lead(backend, "job"), "does not permit this client")
+            await refused(early, lambda backend: lead(backend, "job"), "does not permit this user")
         await asyncio.to_thread(give, "PASSWORD", "PASSWORD", "ANOTHER")
         async with acting(new_url) as new:
             following = asyncio.create_task(lead(new, "job"))
@@ -227,9 +227,9 @@ async def test_a_second_login_takes_over_on_nodes_of_both(server: ZooKeeper) -> 
 
             # The node of a leader with the new login is its own: the old login is refused meanwhile.
             async with new.election("job", ttl=TTL).campaign():
-                await refused(old, lambda backend: lead(backend, "job"), "does not permit this client", error=LATER)
+                await refused(old, lambda backend: lead(backend, "job"), "does not permit this user", error=LATER)
         await asyncio.to_thread(give, "ANOTHER", "ANOTHER")
-        with pytest.raises(tenure.Unavailable, match="does not permit this client"):
+        with pytest.raises(tenure.Unavailable, match="does not permit this user"):
             await old.election("job").leader()
         async with acting(new_url) as new:
             assert await lead(new, "job") > terms[0].token + 1

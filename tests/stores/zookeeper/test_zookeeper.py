@@ -413,7 +413,7 @@ async def test_one_claim_that_is_refused_does_not_harm_the_others(server: ZooKee
             client.set(f"/{grants[1].name}", b"of another program")
             refused, *others = await ann.leases.renew(grants, TTL)
             assert isinstance(refused, NoAnswer)
-            assert "does not permit this client an operation" in refused.why
+            assert "does not permit this user what tenure needs" in refused.why
             assert others == [Granted(grants[1]), Granted(grants[2])]
             client.set_acls(f"/{grants[0].name}/{child}", OPEN_ACL_UNSAFE)
         assert list(await ann.leases.renew(grants, TTL)) == [Granted(grant) for grant in grants]
@@ -510,7 +510,7 @@ async def test_only_the_creator_has_rights(name: str, auth: str) -> None:
                     lambda: other.leases.acquire(name, "bob#1", TTL),
                     lambda: reader.leases.acquire(name, "bob#1", TTL),
                 ):
-                    with pytest.raises(ConfigError, match="does not permit this client an operation"):
+                    with pytest.raises(ConfigError, match="does not permit this user what tenure needs"):
                         await ask()
                 assert isinstance(await reader.leases.inspect(name), HeldBy)
         finally:
@@ -521,14 +521,14 @@ async def test_only_the_creator_has_rights(name: str, auth: str) -> None:
 async def test_a_wrong_login_and_none_are_refused(name: str) -> None:
     with private(ZooKeeper, tick=TICK, login=LOGIN, needs_login=True) as server:
         wrong = zookeeper.open(Url.parse(f"zookeeper://ann:wrong@127.0.0.1:{server.port}/?auth=sasl"))
-        with pytest.raises(ConfigError, match="refused the user or the password; check both, and the option auth"):
+        with pytest.raises(ConfigError, match="refused the login; check user and password, and the option auth"):
             await wrong.leases.acquire(name, "ann#1", 5.0)
         await wrong.close()
         async with opened(server) as none:
             with pytest.raises(ConfigError, match=r"requires a login, and got none.*zookeeper://USER:PASSWORD@"):
                 await none.leases.acquire(name, "ann#1", TTL)
         plain = zookeeper.open(Url.parse(f"zookeeper://ann:wrong@127.0.0.1:{server.port}/?auth=digest"))
-        with pytest.raises(ConfigError, match=r"requires another login than auth=digest; .* auth=sasl"):
+        with pytest.raises(ConfigError, match=r"requires another one than auth=digest; .* auth=sasl"):
             await plain.leases.acquire(name, "ann#1", 5.0)
         await plain.close()
 
@@ -536,7 +536,7 @@ async def test_a_wrong_login_and_none_are_refused(name: str) -> None:
 @pytest.mark.parametrize("refusal", [AuthFailedError, SessionClosedRequireSaslError])
 def test_a_refused_password_is_told_alike_however_the_refusal_comes(refusal: type[Exception]) -> None:
     """The server closes the session behind its refusal, which kazoo may not have read by then."""
-    with pytest.raises(ConfigError, match="refused the user or the password; check both, and the option auth"):
+    with pytest.raises(ConfigError, match="refused the login; check user and password, and the option auth"):
         raise translate(refusal(), "zookeeper://here", login="sasl")
 
 
@@ -609,7 +609,7 @@ async def test_an_unreachable_server_is_told(name: str) -> None:
     with private(ZooKeeper, tick=TICK) as server:
         server.kill()
         async with opened(server, "&timeout=0.3") as backend:
-            with pytest.raises(Unavailable, match="can't be reached: Connection refused; check hosts and ports"):
+            with pytest.raises(Unavailable, match="can't be reached: Connection refused; check host and port"):
                 await backend.leases.inspect(name)
 
 

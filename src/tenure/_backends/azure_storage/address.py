@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tenure._azure_emulators import may_be_emulator
 from tenure._secret import Secret
-from tenure._url import Url, is_loopback, secret_in
+from tenure._url import Url, is_loopback, require_host, secret_in
 from tenure.errors import ConfigError
 
 DEVELOPMENT_ACCOUNT = "devstoreaccount1"
@@ -215,6 +215,8 @@ def connected(given: Secret) -> Address:
             "the connection string has an account or an endpoint that is none (not shown, as a ';' may be missing "
             "after it); copy the whole string from the account's access keys"
         )
+    for one in filter(None, (blobs, queues)):
+        require_host(urlsplit(one).hostname or "", "the connection string", "copy it from the account's access keys")
     in_clear = [one for one in (blobs, queues) if one.startswith("http://") and not _may_be_in_clear(one, account, key)]
     if in_clear:
         raise ConfigError(

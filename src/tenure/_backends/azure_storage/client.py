@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,12 +27,13 @@ from azure.storage.blob.aio import BlobServiceClient, ContainerClient
 from azure.storage.queue.aio import QueueServiceClient
 
 from tenure._backends.azure_storage.address import Address, Options
+from tenure._connect_failures import Target
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
 from tenure._secret import Secret, hide
-from tenure._tls_failures import TlsAdvice, tls_error
+from tenure._tls_failures import TlsAdvice
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -59,9 +59,11 @@ logging.getLogger("azure.core.pipeline.policies.http_logging_policy").addFilter(
 NO_RIGHTS = frozenset(["AuthorizationFailure", "AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"])
 NO_RIGHTS |= frozenset(["AuthorizationServiceMismatch", "InsufficientAccountPermissions"])
 """The codes of refusals for lack of rights."""
+_LOGINS = {
+    "AuthenticationFailed": "check the key or the signature, when it ends, and this machine's clock",
+    "InvalidAuthenticationInfo": "check the identity that this process runs as",
+}
 _ADVICE = {
-    "AuthenticationFailed": "refused the key or the signature; check it, when it ends, and this machine's clock",
-    "InvalidAuthenticationInfo": "refused the login; check the identity that this process runs as",
     "NoAuthenticationInformation": "requires a login, and got none",
     "AuthorizationProtocolMismatch": "requires https",
     "AuthorizationSourceIPMismatch": "refuses this machine's address; check the account's network rules",
@@ -87,53 +89,53 @@ _TLS_ADVICE = TlsAdvice(
 )
 
 
+_AZURITE = "Azurite, with its blobs at the URL's port and its queues at queue_port (the next one),"
+
+
 @redacting
-def translate(error: Exception, url: Url, timeout: float, *, worked: bool, server: str = "the account") -> TenureError:
+def translate(
+    error: Exception,
+    url: Url,
+    within: float,
+    *,
+    worked: bool,
+    server: str = "the account",
+    timeout: float | None = None,
+) -> TenureError:
     """Turn an error of the client or the service into one of ours.
 
     A permanent error is a ``ConfigError``, unless the account *worked* before: then keys or rights are being changed,
     and may fit soon.
     """
-    lasting: type[TenureError] = Unavailable if worked else ConfigError
-    before = " (it worked before, so tenure tries again)" if worked else ""
+    software = _AZURITE if url.scheme == "azurite" else "the endpoint of the account"
+    target = Target(url, server, worked=worked, software=software, tls=_TLS_ADVICE, timeout=timeout)
     match error:
-        case TimeoutError():
-            return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
-        case _ if failed := tls_error(error, server, _TLS_ADVICE, worked=worked):
-            return failed
-        case HttpResponseError() if code_of(error) in NO_RIGHTS:
-            return lasting(f"{url} refuses the request for lack of rights ({code_of(error)}): {_ROLES}{before}")
-        case HttpResponseError() if code_of(error) in _ADVICE:
-            return lasting(f"{url} {_ADVICE[code_of(error)]} ({code_of(error)}){before}")
+        case TimeoutError(errno=None):
+            return target.no_answer(within)
+        case HttpResponseError() if (code := code_of(error)) in NO_RIGHTS:
+            return target.not_permitted(code, _ROLES)
+        case HttpResponseError() if (code := code_of(error)) in _LOGINS:
+            return target.login_refused(code, _LOGINS[code])
+        case HttpResponseError() if (code := code_of(error)) in _ADVICE:
+            return target.lasting(f"{url} {_ADVICE[code]} ({code})")
         case HttpResponseError(status_code=401 | 403):
-            return lasting(
-                f"{url} refuses the login (status {error.status_code}, {redacted(code_of(error)) or 'no code'}){before}"
-            )
+            said = f"status {error.status_code}, {redacted(code_of(error)) or 'no code'}"
+            return target.login_refused(said, "check the key, the signature or the identity")
         case ClientAuthenticationError():
-            return lasting(
-                f"no identity was found for {url}; log in with az login, or name a secret: ?key_env=…{before}"
+            return target.lasting(
+                f"no identity was found for {url}; log in with az login, or name a secret: ?key_env=…"
             )
         case HttpResponseError():
             return Unavailable(f"{url} failed: status {error.status_code}, {redacted(code_of(error)) or 'no code'}")
-        case ServiceRequestError() | ServiceResponseError():
-            return Unavailable(_unreachable_text(error, url))
+        case AzureError() | OSError() if failed := target.failure(error):
+            return failed
+        case ServiceRequestError():  # without the client's own text, which may hold a signature
+            return target.unreachable(ConnectionError(type(error).__name__))
+        case ServiceResponseError():
+            return target.closed(type(error).__name__)
         case AzureError() | OSError():
             return Unavailable(f"the request to {url} failed: {type(error).__name__}")
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
-
-
-def _unreachable_text(error: AzureError, url: Url) -> str:
-    """Return which service can't be reached, and why, without the client's own text, which may hold a signature."""
-    inside = getattr(error, "inner_exception", None) or error
-    host, port, system = (getattr(inside, name, None) for name in ("host", "port", "os_error"))
-    where = f" at {host}:{port}" if host and port else ""
-    number = getattr(system, "errno", None) or 0
-    cause = os.strerror(number) if number > 0 else getattr(system, "strerror", None) or type(inside).__name__
-    if url.scheme == "azurite":
-        check = "check that Azurite runs, with its blobs at the URL's port and its queues at queue_port (the next one)"
-    else:
-        check = "check the account's name, and the network"
-    return f"{url} can't be reached{where}: {cause}; {check}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,14 @@ class Account:
         except (AzureError, OSError) as error:  # a TimeoutError is an OSError
             if limit.expired():
                 self._retire(connections)  # if one connection is silent, the others may be, too
-            found = translate(error, self.url, within, worked=self._worked, server=self.address.servers)
+            found = translate(
+                error,
+                self.url,
+                within,
+                worked=self._worked,
+                server=self.address.servers,
+                timeout=self.options.timeout,
+            )
             # Errors of aiohttp quote the URL of the request, and a signature is a part of that.
             raise found from (error if self.address.sas is None else None)
         self._worked = True

@@ -132,9 +132,7 @@ def translate(
             return failed
         case aiohttp.ClientError() | OSError():
             # The alert of TLS is not always read: the request may fail before that.
-            by_tls = (
-                "; if these servers don't use TLS, write etcd://; for a certificate of the client's, check cert"
-            )
+            by_tls = "; if these servers don't use TLS, write etcd://; for a client's certificate, check cert and key"
             hint = "" if worked else by_tls if address.is_tls else "; if these servers require TLS, write etcds://"
             return target.closed(redacted(str(error)).rstrip("."), hint)
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug

@@ -19,6 +19,7 @@ import aiohttp
 from tenure._backends.kubernetes.address import Address, Options
 from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login, context_of, with_new_authority
 from tenure._backends.kubernetes.records import Json
+from tenure._connect_failures import Target
 from tenure._foreign import Unreadable, digits, read_object, read_or
 from tenure._opened import Fact
 from tenure._redaction import LOOKED_AT, redacted, redacting
@@ -27,7 +28,7 @@ from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret, revealed
-from tenure._tls_failures import TlsAdvice, tls_error
+from tenure._tls_failures import TlsAdvice
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -91,30 +92,31 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
     # A login that is refused concerns all verbs, a right or a namespace the one that was asked for.
     is_about_all = not isinstance(problem, Answer) or problem.status == 401
     worked = bool(where.worked) if is_about_all else (request.verb, request.name) in where.worked
-    lasting: type[TenureError] = Unavailable if worked else ConfigError
-    before = " (it worked before, so tenure tries again)" if worked else ""
+    target = Target(where, where.place, worked=worked, software="the API server", tls=_ADVICE, timeout=where.timeout)
+    lasting = target.lasting
     match problem:
         case Answer(status=401):
-            return lasting(f"{where} refuses the login from {where.origin}; renew its token or certificate{before}")
+            return target.login_refused("", f"renew the token or the certificate from {where.origin}")
         case Answer(status=403) if "being terminated" in problem.message:
             return Unavailable(f"the namespace {where.namespace} on {where} is being deleted: {problem.said}")
         case Answer(status=403):
-            return lasting(
-                f"{where} does not allow the login from {where.origin} to {request.verb} {request.resource} in the "
-                f"namespace {where.namespace}: grant the verb {request.verb!r} on {request.resource} of "
-                f"coordination.k8s.io in a Role ({problem.said}){before}"
+            return target.not_permitted(
+                problem.said,
+                f"grant the verb {request.verb!r} on {request.resource} of coordination.k8s.io in a Role to the login "
+                f"from {where.origin}",
+                f"to {request.verb} {request.resource} in the namespace {where.namespace}",
             )
         case Answer(status=404) if "namespaces" in problem.message:
-            return lasting(f"{where} has no namespace {where.namespace!r}; create it, or correct the URL{before}")
+            return lasting(f"{where} has no namespace {where.namespace!r}; create it, or correct the URL")
         case Answer(status=404):
             return lasting(
                 f"{where} has no Leases (coordination.k8s.io/v1, in Kubernetes since 1.14): is it an API server? "
-                f"({problem.said}){before}"
+                f"({problem.said})"
             )
         case Answer(status=400 | 413 | 415 | 422):
             what = f"the Lease {request.name!r}" if request.name else request.resource
             about = f"{where} refuses to {request.verb} {what}: {problem.said}"
-            return ConfigError(about) if problem.reason else lasting(f"{about}{before}")  # a proxy gives no reason
+            return ConfigError(about) if problem.reason else lasting(about)  # a proxy gives no reason
         case Answer(status=429):
             return Unavailable(
                 f"{where} is overloaded, and asks to wait {problem.pause:g} s (429); if that lasts, give these "
@@ -122,13 +124,12 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
             )
         case Answer():
             return Unavailable(f"{where} failed with status {problem.status}: {problem.said}")
-        case TimeoutError():
-            return Unavailable(f"{where.awaited or where} gave no answer within {where.within:g} s (option timeout)")
-        case Exception() if failed := tls_error(problem, where.place, _ADVICE, worked=worked):
+        case TimeoutError(errno=None) if where.awaited:
+            return Unavailable(f"{where.awaited} gave no answer within {where.within:.3g} s, so nothing was asked")
+        case TimeoutError(errno=None):
+            return target.no_answer(where.within)
+        case Exception() if failed := target.failure(problem):
             return failed
-        case aiohttp.ClientConnectorError():
-            why = problem.os_error.strerror or type(problem.os_error).__name__
-            return Unavailable(f"{where} can't be reached: {why}; check the address, and the network")
         case aiohttp.ClientError() | OSError() | ValueError():
             said = redacted(str(problem))
             return Unavailable(f"the request to {where} failed: {type(problem).__name__}: {said}"[:500])
@@ -152,6 +153,8 @@ class Where:
     within: float
     worked: Set[tuple[str, str]]
     """The verbs that have worked, each with the name of the Lease."""
+    timeout: float = 0.0
+    """The option of this name."""
     awaited: str = ""
     """What a request waits for before it can be sent, if not for the server."""
 
@@ -424,7 +427,8 @@ class Client:
     def _where(self, within: float | None = None) -> Where:
         access, within = self.address.access, within or self.options.timeout
         awaited = access.credential.awaited if isinstance(access.credential, CommandLogin) else ""
-        return Where(access.server, access.origin, self.address.namespace, within, self._worked, awaited)
+        timeout = self.options.timeout
+        return Where(access.server, access.origin, self.address.namespace, within, self._worked, timeout, awaited)
 
 
 async def _lines_of(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 from tenure._azure_emulators import may_be_emulator
 from tenure._secret import Secret
-from tenure._url import Url, secret_in
+from tenure._url import Url, require_host, secret_in
 from tenure.errors import ConfigError
 
 VARIABLE = "AZURE_SERVICEBUS_CONNECTION_STRING"
@@ -166,6 +166,7 @@ def connected(given: Secret) -> Address:
     written = f"Endpoint=sb://{host}/;{login}{';UseDevelopmentEmulator=true' if is_emulator else ''}"
     secret = key or parse_qs(signature or "").get("sig", [signature or ""])[0]
     found = Address(host, Secret(written), is_emulator, policy, Secret(secret))
+    require_host(found.name, "the connection string", "copy it from the namespace's policies")
     if is_emulator and not may_be_emulator(found.name, has_known_key=key == EMULATOR_KEY):
         raise ConfigError(
             f"{host} is to be asked without TLS, as an emulator, and anybody on the way could read that, a signature "

@@ -37,12 +37,13 @@ from tenure._backends.servicebus.io_thread import IoThread
 from tenure._backends.servicebus.library import Wire, check_library
 from tenure._backends.servicebus.links import ReceiveLink, SendLink
 from tenure._backends.servicebus.names import Path
+from tenure._connect_failures import Target
 from tenure._redaction import redacted, redacting
 from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._secret import hide
 from tenure._tls_context import tls_context
-from tenure._tls_failures import TlsAdvice, tls_error
+from tenure._tls_failures import TlsAdvice
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -72,24 +73,24 @@ _TLS_ADVICE = TlsAdvice(
 
 
 @redacting
-def translate(error: Exception, url: Url, timeout: float, *, worked: bool, server: str = "") -> TenureError:
+def translate(
+    error: Exception, url: Url, within: float, *, worked: bool, server: str = "", timeout: float | None = None
+) -> TenureError:
     """Turn an error of the client or the service into one of ours.
 
     A permanent error is a ``ConfigError``, unless the namespace *worked* before: then rights or entities are being
     changed, and may fit soon.
     """
     said = redacted(error.text if isinstance(error, Refused) else str(error))
-    lasting: type[TenureError] = Unavailable if worked else ConfigError
-    before = " (it worked before, so tenure tries again)" if worked else ""
+    target = Target(url, server, worked=worked, software="the namespace", tls=_TLS_ADVICE, timeout=timeout)
     match error:
-        case TimeoutError():
-            return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
-        case _ if failed := tls_error(error, server, _TLS_ADVICE, worked=worked):
-            return failed
+        case TimeoutError(errno=None):
+            return target.no_answer(within)
         case Refused(condition=condition) if condition in NO_RIGHTS:
-            return lasting(
-                f"{url} refuses the request for lack of rights ({condition}): give the identity the role Azure Service "
-                f"Bus Data Owner, or Sender and Receiver; or check the policy of the connection string{before}"
+            return target.not_permitted(
+                condition,
+                "give the identity the role Azure Service Bus Data Owner, or Sender and Receiver; or check the policy "
+                "of the connection string",
             )
         case Refused(condition="amqp:resource-limit-exceeded"):
             return Unavailable(f"{url} is full, or has reached another quota: {said}")
@@ -105,17 +106,19 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool, serve
             return ConfigError(f"{url} doesn't allow this: {said}")
         case Refused():
             return Unavailable(f"{url} refused the request: {redacted(str(error))}")
+        case Disconnected() | ServiceRequestError() | ServiceResponseError() if failed := target.failure(error):
+            return failed
         case Disconnected():
-            return Unavailable(f"{url} is disconnected: {said}; check the namespace's name, and the network")
+            return target.closed(said, "; check the namespace's name, and the network")
         case HttpResponseError(status_code=401 | 403):
-            return lasting(
-                f"{url} refuses the request for lack of rights (status {error.status_code}): entities are read, "
-                f"created and changed with the right Manage (role Azure Service Bus Data Owner){before}"
+            return target.not_permitted(
+                f"status {error.status_code}",
+                "entities are read, created and changed with the right Manage (role Azure Service Bus Data Owner)",
             )
         case ClientAuthenticationError():
-            return lasting(
+            return target.lasting(
                 f"no identity was found for {url}; log in with az login, or put a connection string into the "
-                f"environment: ?connection_string_env=…{before}"
+                "environment: ?connection_string_env=…"
             )
         case HttpResponseError(status_code=400):
             return ConfigError(
@@ -125,9 +128,10 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool, serve
         case HttpResponseError():
             return Unavailable(f"{url} failed: status {error.status_code}")
         case ServiceRequestError() | ServiceResponseError():
-            return Unavailable(f"{url} can't be reached for management: {type(error).__name__}; check the network")
+            return target.closed(type(error).__name__, "; check the namespace's name, and the network")
         case ServiceBusError() | AzureError() | OSError():
-            return Unavailable(f"the request to {url} failed: {type(error).__name__}")
+            failed = target.failure(error)
+            return failed or Unavailable(f"the request to {url} failed: {type(error).__name__}")
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
 
 
@@ -195,7 +199,8 @@ class Namespace:
         server = f"{host}:{port or 443}" if isinstance(told, AzureError) else f"{host}:5671"
         if told is not error:
             told.__cause__ = error  # a failure of TLS is found there
-        return translate(told, self.url, within, worked=self._worked, server=server)
+        timeout = self.options.timeout
+        return translate(told, self.url, within, worked=self._worked, server=server, timeout=timeout)
 
     @property
     def is_closed(self) -> bool:

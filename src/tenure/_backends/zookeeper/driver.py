@@ -199,6 +199,17 @@ class _Connection(ConnectionHandler):
             self.negotiated = answer[0].time_out / 1_000
         return answer
 
+    def _expand_client_hosts(self) -> Any:
+        found = super()._expand_client_hosts()
+        if not found:  # kazoo doesn't keep why
+            host, port = self.client.hosts[0]
+            self.handler.tried = f"{host}:{port}"
+            try:
+                socket.getaddrinfo(host, port)
+            except OSError as error:
+                self.handler.note_failure(error)
+        return found
+
     def _send_ping(self, connect_timeout: float) -> None:
         if self.handler.has_run():
             super()._send_ping(connect_timeout)
@@ -218,9 +229,9 @@ class Driver(KazooClient):
 
     Undocumented parts of kazoo that are used here: ``_session_callback`` is called, on the connection's thread, at each
     change of state; ``_connection`` has the connection, with ``_invoke`` for the requests while connecting,
-    ``_send_ping`` for what keeps an idle session up, and ``_connect_attempt`` for one server; setting ``_stopped``
-    keeps it from connecting again; ``_call`` with ``_CONNECTION_DROP``, as kazoo's own test harness does it, breaks
-    the connection.
+    ``_send_ping`` for what keeps an idle session up, ``_expand_client_hosts`` for the addresses of all servers, and
+    ``_connect_attempt`` for one of them; setting ``_stopped`` keeps it from connecting again; ``_call`` with
+    ``_CONNECTION_DROP``, as kazoo's own test harness does it, breaks the connection.
 
     Args:
         servers: Where to connect, as ``host:port,host:port``.

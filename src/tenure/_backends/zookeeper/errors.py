@@ -5,8 +5,9 @@ from __future__ import annotations
 from kazoo import exceptions
 from kazoo.handlers.threading import KazooTimeoutError
 
+from tenure._connect_failures import NotConnectedInTime, Target
 from tenure._redaction import redacted, redacting
-from tenure._tls_failures import TlsAdvice, tls_error
+from tenure._tls_failures import TlsAdvice
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 Expected = (exceptions.NoNodeError, exceptions.NodeExistsError, exceptions.BadVersionError, exceptions.NotEmptyError)
@@ -41,22 +42,24 @@ def translate(error: Exception, place: str, *, login: str = "", worked: bool = F
     if isinstance(error, exceptions.SessionClosedRequireSaslError) and login == "sasl":
         # A refused password, too, if the server closes the session before kazoo reads the refusal.
         error = exceptions.AuthFailedError()
+    target = Target(place, worked=worked)
     match error:
         case exceptions.NoAuthError():
-            forbidden = (
-                f"{place} does not permit this client an operation that tenure needs; grant it the rights that "
-                "docs/zookeeper.md lists on the path of the URL and the nodes below it, or give the user in the URL"
+            return target.not_permitted(
+                "",
+                "grant it the rights that docs/zookeeper.md lists on the path of the URL and the nodes below it, or "
+                "give the user in the URL",
             )
-            return Unavailable(f"{forbidden} (it was permitted before)") if worked else ConfigError(forbidden)
         case exceptions.AuthFailedError() | exceptions.SASLException():
-            refused = f"{place} refused the user or the password; check both, and the option auth, in the URL"
-            return Unavailable(refused) if worked else ConfigError(refused)
+            return target.login_refused("", "check user and password, and the option auth, in the URL")
         case exceptions.SessionClosedRequireSaslError():
             required = (
-                f"{place} requires {'another login than auth=digest' if login else 'a login, and got none'}; write "
-                "zookeeper://USER:PASSWORD@… with the option auth=sasl, or as enforce.auth.schemes of the servers says"
+                "write zookeeper://USER:PASSWORD@… with the option auth=sasl, or as enforce.auth.schemes of the "
+                "servers says"
             )
-            return Unavailable(required) if worked else ConfigError(required)
+            if login:
+                return target.login_refused("it requires another one than auth=digest", required)
+            return target.login_missing(required)
         case exceptions.InvalidACLError():
             return ConfigError(
                 f"{place} does not know who this client is, so no rights can be given to it; with acl=creator or "
@@ -93,29 +96,24 @@ def not_connected(
 
     *tried* is the host and port of the server that was tried last.
     """
+    advice = TlsAdvice(plain="name the port that has TLS, or remove tls=true", has_certificate=has_certificate)
+    target = Target(place, tried, worked=worked, software="a majority of the servers", tls=advice)
     match failure:
-        case Exception() if failed := tls_error(failure, tried, _advice(has_certificate), worked=worked):
-            return failed
+        case TimeoutError(errno=None):
+            return target.unreachable(NotConnectedInTime(within))
         case None:
             # The alert of TLS is not always read: sending may fail before that.
             by_tls = "remove tls=true if it doesn't use TLS; if it requires a client's certificate, check cert and key"
             hint = "" if worked else f"; {by_tls if is_tls else 'add tls=true if it requires TLS'}"
-            return Unavailable(f"{place} accepted connections and opened no session within {within:.3g} s{hint}")
-        case OSError():
             return Unavailable(
-                f"{place} can't be reached: {failure.strerror or failure}; check hosts and ports, and whether a "
-                "majority of the servers runs"
+                f"{place} gave no answer within {within:.3g} s: it accepted connections, and opened no session{hint}"
             )
-    return Unavailable(f"{place} can't be reached: {text_of(failure)}")
+    return target.unreachable(failure)
 
 
 def is_hopeless(failure: Exception | None) -> bool:
-    """Return whether TLS fails for a reason that the next attempt would meet again, such as a certificate."""
-    return failure is not None and isinstance(tls_error(failure, "", _advice(False), worked=False), ConfigError)
-
-
-def _advice(has_certificate: bool) -> TlsAdvice:
-    return TlsAdvice(plain="name the port that has TLS, or remove tls=true", has_certificate=has_certificate)
+    """Return whether connecting fails for a reason that the next attempt would meet again, such as a certificate."""
+    return failure is not None and isinstance(Target("").failure(failure), ConfigError)
 
 
 def text_of(error: Exception) -> str:
