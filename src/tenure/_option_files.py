@@ -34,6 +34,17 @@ _PRIVATE_KEY = b"PRIVATE KEY-----"
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a file at *path*; also if that can't be found out, as what reads it says so."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the content of the regular file at *path*.
 

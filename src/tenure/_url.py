@@ -238,13 +238,22 @@ class Url:
         return f"Url({self.shown!r})"
 
 
+def can_be_host(text: str) -> bool:
+    """Return whether *text* can be the name of a host: else Python fails before it asks DNS, not with an OSError."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(text)
+
+
 def require_host(text: str, source: str, form: str) -> None:
-    """Refuse what can't be the name of a host: drivers fail with errors of Python on it.
+    """Refuse what can't be the name of a host.
 
     Raises:
         ConfigError: It can't; the message has *source*, where it is from, and *form*, the right one.
     """
-    if not all(0 < len(part) < 64 for part in text.removesuffix(".").split(".")):
+    if not can_be_host(text):
         # Without the text, as above.
         raise ConfigError(
             f"{source} names what can't be the name of a host: its parts, between dots, have from 1 to 63 characters; "

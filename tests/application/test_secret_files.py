@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import importlib
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tenure
 import tenure.sync
-from tenure._registry import load
+from tenure._registry import BACKENDS, load
 from tenure._url import Url
 from tests.absent import skip_or_fail
 from tests.servers.certificates import Authority
@@ -162,24 +167,61 @@ async def test_a_shared_key_that_is_none_is_refused(tmp_path: Path, content: str
         await tenure.connect(f"peers://a:7000,b:7000,c:7000?key_file={key}").open()
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *STORES,
-        "peers://a:7000,b:7000,c:7000?key_file={0}/login",
-        "postgresql://127.0.0.1:1/db?sslrootcert={0}/server.pem",
-        "postgresql://127.0.0.1:1/db?service=orders",
-        "etcds://127.0.0.1:1/?ca={0}/server.pem",
-        "rediss://127.0.0.1:1/?ca={0}/server.pem",
-        "amqps://127.0.0.1:1/?ca={0}/server.pem",
-        "nats://127.0.0.1:1/?ca={0}/server.pem",
-        "zookeeper://127.0.0.1:1/?tls=true&ca={0}/server.pem",
-        "kubernetes://default?kubeconfig={0}/login",
-    ],
-)
+FILES = [
+    *STORES,
+    "peers://a:7000,b:7000,c:7000?key_file={0}/login",
+    "postgresql://127.0.0.1:1/db?sslrootcert={0}/server.pem",
+    "postgresql://127.0.0.1:1/db?sslmode=require&sslcrl={0}/server.pem",
+    "postgresql://127.0.0.1:1/db?passfile={0}/login",
+    "postgresql://127.0.0.1:1/db?service=orders",
+    "etcds://127.0.0.1:1/?ca={0}/server.pem",
+    "rediss://127.0.0.1:1/?ca={0}/server.pem",
+    "amqps://127.0.0.1:1/?ca={0}/server.pem",
+    "nats://127.0.0.1:1/?ca={0}/server.pem",
+    "zookeeper://127.0.0.1:1/?tls=true&ca={0}/server.pem",
+    "kubernetes://default?kubeconfig={0}/login",
+    "kubernetes://default?server=https://127.0.0.1:1&ca={0}/server.pem",
+]
+"""URLs that name files, one for each option that does."""
+NAMES = ("server.pem", "server.key", "both.pem", "login")
+
+
+@pytest.mark.parametrize("url", FILES)
+def test_a_file_that_can_not_be_read_is_told_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Root can read every file, so the system says for it what it would say for another user."""
+    for name in NAMES:
+        (tmp_path / name).write_text("a secret")
+    monkeypatch.setenv("PGSERVICEFILE", f"{tmp_path}/login")
+    opened = os.open
+
+    def forbidden(path: Any, *more: Any, **named: Any) -> int:
+        if str(path).startswith(str(tmp_path)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", forbidden)
+    refused = pytest.raises(tenure.ConfigError, match="can't be read: Permission denied")
+    with refused, tenure.sync.connect(url.format(tmp_path)) as backend:
+        backend.leaders()
+
+
+def test_every_option_that_names_a_file_is_tried() -> None:
+    found = set()
+    for module in {module for module, _ in BACKENDS.values()}:
+        options = importlib.import_module(f"{module}.address").Options
+        fields = {field.name for field in dataclasses.fields(options)}
+        found |= {
+            name
+            for name in fields
+            if re.search(r"(^|_)(ca|cert|key|file|creds|nkey|kubeconfig|service)$|^ssl.*(cert|key|crl)$|passfile", name)
+        }
+    assert [name for name in found if not any(re.search(rf"[?&]{name}=", url) for url in FILES)] == []
+
+
+@pytest.mark.parametrize("url", FILES)
 def test_a_file_that_is_a_pipe_blocks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Whether it is read at once, or by the first request."""
-    for name in ("server.pem", "server.key", "both.pem", "login"):
+    for name in NAMES:
         os.mkfifo(tmp_path / name)
     monkeypatch.setenv("PGSERVICEFILE", f"{tmp_path}/login")
     refused = pytest.raises(tenure.ConfigError, match="it is a pipe or a device, and must be a regular file")

@@ -8,15 +8,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
 
-for _driver in ("aiohttp", "aiormq", "asyncpg", "azure.servicebus", "azure.storage.blob", "kazoo", "nats", "redis"):
-    pytest.importorskip(_driver)
+pytest.importorskip("aiohttp")
+pytest.importorskip("aiormq")
+pytest.importorskip("asyncpg")
+pytest.importorskip("azure.servicebus")
+pytest.importorskip("azure.storage.blob")
+pytest.importorskip("kazoo")
+pytest.importorskip("nats")
+pytest.importorskip("redis")
 
-from tenure._connect_failures import Target
+from tenure import _connect_failures
+from tenure._connect_failures import Kind
 from tenure._registry import BACKENDS, load
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -45,8 +51,8 @@ STORES = {
 OTHERS = {"memory", "peers", "sqlite"}
 
 HOST = "orders.invalid"
-FIRST = 60.0
-"""Seconds that nobody waits for: the failure is told at once."""
+SILENCE, LONG = 0.2, 60.0
+"""Seconds to wait for a server that says nothing, and where nobody waits: the failure is told at once."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +132,13 @@ async def told(name: str, fault: Fault, resolver: dict[str, int], patch: pytest.
             redirect(patch, port)
         # kazoo looks for a server on and on: what it says comes at the end.
         waits = fault.is_silent or name == "zookeeper"
-        parsed = Url.parse(STORES[name].format(at=at, timeout=stretched(0.5) if waits else FIRST))
+        timeout = SILENCE if fault.is_silent else stretched(0.5) if waits else LONG
+        parsed = Url.parse(STORES[name].format(at=at, timeout=timeout))
         began = time.monotonic()
         with pytest.raises(TenureError) as caught:
             backend: Any = load(parsed).open(parsed)
             await (link_of(backend) if "links" in name else use(backend))
-        assert waits or time.monotonic() - began < FIRST / 2
+        assert waits or time.monotonic() - began < LONG / 2
     return caught.value
 
 
@@ -151,6 +158,82 @@ async def test_a_failure_to_connect_is_told_alike(
     resolver: dict[str, int], monkeypatch: pytest.MonkeyPatch, name: str, fault: str
 ) -> None:
     assert complaint(await told(name, FAULTS[fault], resolver, monkeypatch), FAULTS[fault]) is None
+
+
+@pytest.mark.parametrize("fault", ["unknown host", "no resolver", "refused"])
+async def test_a_fleet_tells_of_members_that_can_not_be_reached(
+    resolver: dict[str, int], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Its error is one for all members: the reason of each follows."""
+    has = FAULTS[fault]
+    if has.code:
+        resolver[has.host] = has.code
+    with port_of(has) as port:
+        monkeypatch.setitem(
+            STORES, "peers", f"peers://{has.host}:{port},127.0.0.1:9?quorum=majority&ttl_max=1&insecure=yes"
+        )
+        parsed = Url.parse(STORES["peers"])
+        backend: Any = load(parsed).open(parsed)
+
+        async def tells() -> bool:
+            with pytest.raises(Unavailable) as caught:
+                await backend.leases.inspect("name")
+            return bool(
+                re.search(f"; {has.host}:{port} {has.says}".format(host=has.host).rstrip("$"), str(caught.value))
+            )
+
+        try:
+            await until(tells)
+            facts = {fact.name: fact.advice for fact in await backend.describe()}
+            assert re.search(has.says.format(host=has.host), facts[f"connection to {has.host}:{port}"])
+        finally:
+            await backend.close()
+
+
+def every_failure_is_a_refusal(patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(_connect_failures, "_UNKNOWN", frozenset())
+    return "unknown host"
+
+
+def what_no_resolver_says_is_final(patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(_connect_failures, "LASTING", frozenset(Kind))
+    return "no resolver"
+
+
+def refusals_are_taken_for_silence(patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(_connect_failures, "_NUMBERS", dict.fromkeys(_connect_failures._NUMBERS, Kind.TIMED_OUT))
+    return "refused"
+
+
+def errors_are_not_unwrapped(patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(_connect_failures, "chain_of", lambda error: iter([error]))
+    return "refused"
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        every_failure_is_a_refusal,
+        what_no_resolver_says_is_final,
+        refusals_are_taken_for_silence,
+        errors_are_not_unwrapped,
+    ],
+)
+async def test_a_planted_wrong_mapping_is_found(
+    resolver: dict[str, int], monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], str]
+) -> None:
+    fault = FAULTS[plant(monkeypatch)]
+    assert complaint(await told("redis", fault, resolver, monkeypatch), fault) is not None
+
+
+@pytest.mark.parametrize("name", ["etcd", "kubernetes", "postgres", "rabbitmq", "redis"])
+async def test_a_store_that_maps_by_itself_is_found(
+    resolver: dict[str, int], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """One that leaves the classifier out, or asks it too late, has words of its own."""
+    monkeypatch.setattr(_connect_failures.Target, "failure", lambda target, error: None)
+    fault = FAULTS["unknown host"]
+    assert complaint(await told(name, fault, resolver, monkeypatch), fault) is not None
 
 
 def test_every_store_is_tried() -> None:

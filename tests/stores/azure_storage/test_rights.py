@@ -117,4 +117,4 @@ async def test_a_signature_permits_what_its_row_says(
         if act in WORKS[row]:
             await ACTS[act](backend)
         else:
-            await refused(backend, ACTS[act], "lack of rights", error=EITHER)
+            await refused(backend, ACTS[act], "does not permit this user", error=EITHER)

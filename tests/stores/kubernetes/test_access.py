@@ -188,9 +188,7 @@ async def test_a_token_of_the_environment_is_used(server: Kubernetes, monkeypatc
 
 async def test_a_wrong_token_is_refused(server: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cret-wrong")
-    with pytest.raises(
-        ConfigError, match="refused the login; renew the token or the certificate from the URL"
-    ) as raised:
+    with pytest.raises(ConfigError, match=r"refused the login; renew the token or .* from the URL") as raised:
         await ask(f"{server.url}&token_env=MY_TOKEN")
     assert "s3cret" not in str(raised.value)
 
@@ -206,9 +204,7 @@ async def test_a_rotated_token_is_read_at_once_when_the_old_one_is_refused(serve
         assert [one["status"] for one in server.requests()] == [401, 404]
         (pod / "token").write_text("third-token")
         server.set(tokens={"fourth-token": "ann"})
-        with pytest.raises(
-            Unavailable, match=r"refused the login; renew .* from this pod's service account.*it worked before"
-        ):
+        with pytest.raises(Unavailable, match=r"refused the login; renew .* this pod's service account.*worked before"):
             await backend.leases.inspect("nothing")
     finally:
         await backend.close()
@@ -449,7 +445,7 @@ async def test_a_command_that_hangs_is_named_and_awaited(server: Kubernetes, tmp
     backend = kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}&timeout=0.3"))
     try:
         with pytest.raises(
-            Unavailable, match=r"the credential command '.*get-token' gave no answer within 0.3 s, so nothing was asked"
+            Unavailable, match=r"the credential command '.*get-token' gave no answer within 0.3 s, so nothing"
         ):
             await backend.leases.inspect("nothing")
         await asyncio.to_thread(plugin.answers, token="first-token")  # returns when the command reads it

@@ -18,6 +18,7 @@ from tenure._backends.kubernetes.credentials import (
 )
 from tenure._backends.kubernetes.kubeconfig import access_of, read_kubeconfig
 from tenure._backends.kubernetes.names import is_namespace
+from tenure._option_files import exists
 from tenure._url import Url, secret_in
 from tenure.errors import ConfigError
 
@@ -100,11 +101,12 @@ def _access(options: Options, env: Mapping[str, str], account: Path) -> Access:
         return _named_server(options.server, options, env)
     home = Path(env.get("HOME") or os.path.expanduser("~"), ".kube", "config")
     named = options.kubeconfig or env.get("KUBECONFIG", "")
-    paths = [Path(each).expanduser() for each in named.split(os.pathsep) if each]
-    in_cluster = bool(env.get("KUBERNETES_SERVICE_HOST")) and (account / "token").exists()
+    # A user without a home keeps the ~: then there is no such file.
+    paths = [Path(os.path.expanduser(each)) for each in named.split(os.pathsep) if each]
+    in_cluster = bool(env.get("KUBERNETES_SERVICE_HOST")) and exists(account / "token")
     if not paths and options.context is None and in_cluster:
         return _service_account(env, account)
-    if not paths and not home.exists():
+    if not paths and not exists(home):
         raise ConfigError(
             f"no Kubernetes cluster was found: this is no pod with a service account, KUBECONFIG is not set, and there "
             f"is no {home}; set KUBECONFIG, or write ?server=https://HOST:PORT&token_env=NAME"
@@ -136,5 +138,5 @@ def _service_account(env: Mapping[str, str], account: Path) -> Access:
         ca=read_file(account / "ca.crt", "this pod's service account"),
         ca_file=account / "ca.crt",
         credential=TokenFile(account / "token"),
-        namespace=read_file(namespace, "its namespace").strip() if namespace.exists() else "",
+        namespace=read_file(namespace, "its namespace").strip() if exists(namespace) else "",
     )

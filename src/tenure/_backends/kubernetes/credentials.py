@@ -28,7 +28,7 @@ from tenure._option_files import read_file as bytes_of
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret
 from tenure._tls_context import no_password
-from tenure._tls_failures import keep_certificates
+from tenure._tls_failures import keep_certificates, lasting
 from tenure.errors import ConfigError, Unavailable
 
 TOKEN_AGE_MAX = 60.0
@@ -220,7 +220,8 @@ class TokenFile:
                 why = getattr(error, "strerror", None) or "it is no text"
                 if self._login is not None and refused is None:
                     return self._login  # being replaced just now
-                raise Unavailable(f"the token file {self._path} can't be read: {why}") from error
+                text = f"the token file {self._path} can't be read: {why}"
+                raise lasting(text, worked=self._login is not None) from error
             if not token:
                 raise Unavailable(f"the token file {self._path} is empty")
             self._login, self._read_at = Login(Secret(token)), time.monotonic()

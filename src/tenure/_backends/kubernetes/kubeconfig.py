@@ -23,7 +23,7 @@ from tenure._backends.kubernetes.credentials import (
     require_version,
 )
 from tenure._opened import Fact
-from tenure._option_files import warnings_about
+from tenure._option_files import exists, warnings_about
 from tenure._secret import Secret
 from tenure.errors import ConfigError, nearest
 
@@ -80,7 +80,7 @@ def read_kubeconfig(paths: Sequence[Path]) -> Kubeconfig:
     found: dict[str, dict[str, Entry]] = {"contexts": {}, "clusters": {}, "users": {}}
     current, files = "", []
     for path in paths:
-        if len(paths) > 1 and not path.exists():
+        if len(paths) > 1 and not exists(path):
             continue
         content = _parsed(path, may_be_empty=len(paths) > 1)
         files.append(path)

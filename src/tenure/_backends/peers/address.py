@@ -22,7 +22,7 @@ from tenure._option_files import read_own_secret, require_readable
 from tenure._secret import HIDDEN, path_shown
 from tenure._timing import DERIVED
 from tenure._tls_context import tls_context
-from tenure._url import Url, is_loopback
+from tenure._url import Url, can_be_host, is_loopback
 from tenure.errors import ConfigError, Unavailable
 
 KEY_VARIABLE = "TENURE_PEERS_KEY"
@@ -244,15 +244,7 @@ def _trouble(written: str) -> str:
         return "an IPv6 address must be in brackets"
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
         return f"its port must be a number from 1 to 65535, not {port!r}"
-    return "" if _is_name(host) else "its host is no valid DNS name"
-
-
-def _is_name(host: str) -> bool:
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        return False
-    return True
+    return "" if can_be_host(host) else "its host is no valid DNS name"
 
 
 def _parts(member: str) -> tuple[str, str]:

@@ -139,11 +139,11 @@ class Member:
         return answer
 
     def _refusals(self) -> str:
-        """Return which members refuse this one, and what to do about it."""
+        """Return which members can't be reached, or refuse this one, and what to do about it."""
         if self._transport is None or self._fleet is None:
             return ""
         counts = self._transport.counts
-        told = "".join(f"; {why}" for _, why in sorted(counts.untrusted.items()))
+        told = "".join(f"; {why}" for _, why in sorted(counts.unreached.items()))
         if counts.refused:
             refused = ", ".join(self._fleet.members[member] for member in sorted(counts.refused))
             told += f"; {refused} refused this member: {COMPARE}"

@@ -40,8 +40,8 @@ async def diagnose(member: Member) -> Sequence[Fact]:
     me = "none: a client" if fleet.me is None else fleet.members[fleet.me]
     alive = [fleet.members[member] for member in machine.liveness.alive(now)]
     facts = [Fact("members", ", ".join(fleet.members)), Fact("me", me)]
-    for number, error in sorted(transport.counts.untrusted.items()):
-        facts.append(Fact(f"TLS with {fleet.members[number]}", "fails", str(error), error.code))
+    for number, error in sorted(transport.counts.unreached.items()):
+        facts.append(Fact(f"connection to {fleet.members[number]}", "fails", str(error), error.code))
     if fleet.me is not None:
         facts.append(Fact("alive", ", ".join(alive)))
     facts.append(Fact("strategy", fleet.strategy))

@@ -40,9 +40,10 @@ from tenure._backends.peers.seal import (
 )
 from tenure._backends.peers.transport import CROWDED, Counts, Deliver
 from tenure._backends.peers.wire import Malformed, Message, decode, encode
+from tenure._connect_failures import Target
 from tenure._jitter import Rng, later
 from tenure._runtime.tasks import Tasks
-from tenure._tls_failures import TlsAdvice, tls_error
+from tenure._tls_failures import TlsAdvice
 from tenure.errors import Unavailable
 
 OUTBOX_MAX = 1_048_576
@@ -270,9 +271,10 @@ class TcpTransport:
             try:
                 await self._dial(to)
             except (OSError, EOFError, Broken, TimeoutError) as error:  # it is dead, not started yet, or cut off
-                failed = tls_error(error, self._fleet.members[to], _TLS_ADVICE, worked=False)
+                member = self._fleet.members[to]
+                failed = Target(member, member, software="that member", tls=_TLS_ADVICE).failure(error)
                 if failed is not None:
-                    self.counts.untrusted[to] = failed
+                    self.counts.unreached[to] = failed
             if asyncio.get_running_loop().time() - begun > GREET_WITHIN:
                 pause = 0.05
             self._reachable[to].clear()
@@ -288,7 +290,7 @@ class TcpTransport:
         try:
             async with asyncio.timeout(GREET_WITHIN):
                 channel = await self._greet(reader, writer, dialled=True)
-                self.counts.untrusted.pop(to, None)
+                self.counts.unreached.pop(to, None)
                 writer.write(channel.seal(introduction(self._fleet.me, to)))
                 await writer.drain()
             writing = asyncio.create_task(self._write(writer, channel, self._outboxes[to]))

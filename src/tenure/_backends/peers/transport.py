@@ -25,8 +25,8 @@ class Counts:
     Under ``CROWDED``, connections that were closed to make room for newer ones."""
     refused: set[int] = field(default_factory=set)
     """Members that closed the connection after this member's introduction: their keys or fleet's terms differ."""
-    untrusted: dict[int, TenureError] = field(default_factory=dict)
-    """Members with which TLS has failed, and why."""
+    unreached: dict[int, TenureError] = field(default_factory=dict)
+    """Members to which there is no connection, and why."""
 
     def drop(self, why: str) -> None:
         """Count a frame that was dropped."""

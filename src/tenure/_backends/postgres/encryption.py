@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tenure._backends.postgres.address import Options
-from tenure._connect_failures import Target
 from tenure._opened import Fact
-from tenure._option_files import read_file, require_readable, warnings_about
+from tenure._option_files import exists, read_file, require_readable, warnings_about
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -89,7 +88,7 @@ def encryption_of(
     if chosen is None or chosen in UNVERIFIED:
         return Encryption(chosen, None, cert is not None, warnings)
     usual = home / ".postgresql" / "root.crt"
-    authority = root.text if root else str(usual) if _exists(usual, url) else None
+    authority = root.text if root else str(usual) if exists(usual) else None
     if authority == SYSTEM:
         authority = _of_system()
     if authority is None and chosen in VERIFYING:
@@ -140,16 +139,6 @@ def _service(url: Url, file: Path, name: str) -> Mapping[str, str]:
     except (configparser.Error, UnicodeDecodeError) as error:
         # Without the cause: it may quote a line with a password.
         raise ConfigError(f"the service file {file} can't be read ({type(error).__name__}); check its form") from None
-
-
-def _exists(path: Path, url: Url) -> bool:
-    try:
-        path.stat()
-    except PermissionError as error:
-        raise Target(url).unreachable(error) from None
-    except OSError:
-        return False
-    return True
 
 
 def _of_system() -> str:
