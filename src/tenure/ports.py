@@ -5,7 +5,7 @@ tenure needs none of this. The suites that a backend has to pass are in :mod:`te
 
 - Leases: :class:`LeaseStore`, or :class:`QueuedLeaseStore` where candidates stand in a queue. It gets a
   :class:`Grant`, and answers :class:`Granted`, :class:`HeldBy`, :class:`Vacant`, :class:`Lost`, :class:`Released` or
-  :class:`NoAnswer`.
+  :class:`NoAnswer`. Its hints are of the type ``Hint``.
 - Queues: :class:`Broker`, or :class:`SurveyingBroker` where one request tells of many queues, or :class:`PagingBroker`
   where dead letters can't be shown by sequence. It gets
   :class:`tenure.Outgoing` and :class:`Settlement`, and answers :class:`Claim`,
@@ -15,7 +15,7 @@ tenure needs none of this. The suites that a backend has to pass are in :mod:`te
 
 from __future__ import annotations
 
-from tenure._election.store import LeaseStore, QueuedLeaseStore
+from tenure._election.store import Hint, LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._public import publish_all
 from tenure._queue.broker import (
@@ -65,6 +65,7 @@ __all__ = [
     "Grant",
     "Granted",
     "HeldBy",
+    "Hint",
     "Lapsed",
     "LeaseStore",
     "LiveSelection",

@@ -43,17 +43,17 @@ class _Told:
                 await asyncio.Event().wait()
             yield
 
-    def _hints_of(self, name: str) -> AsyncIterator[None]:
+    def _hints_of(self, name: str) -> AsyncIterator[object]:
         raise NotImplementedError
 
 
 class ToldLeases(_Told, FaultyLeaseStore):
-    def _hints_of(self, name: str) -> AsyncIterator[None]:
+    def _hints_of(self, name: str) -> AsyncIterator[object]:
         return self.store.hints(name)
 
 
 class ToldBroker(_Told, FaultyBroker):
-    def _hints_of(self, name: str) -> AsyncIterator[None]:
+    def _hints_of(self, name: str) -> AsyncIterator[object]:
         return self._wrapped.hints(name)
 
 

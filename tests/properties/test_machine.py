@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tenure._election.effects import (
     Answer,
     Hint,
+    HintsAbsent,
     Input,
     Inspect,
     Release,
@@ -77,7 +78,7 @@ def _all_answers(grant: Grant) -> Iterator[Answer]:
 
 def _all_steps(watched: WatchedMachine) -> Iterator[Step]:
     """Yield all possible next steps: every input, right or wrong, and the passing of time."""
-    for event in (Tick(), Hint(), RenewTogether(), Resign(), Stop(), WorkEnded(99)):
+    for event in (Tick(), Hint(), HintsAbsent(), RenewTogether(), Resign(), Stop(), WorkEnded(99)):
         yield _feeds(event)
     if watched.work is not None:
         yield _feeds(WorkEnded(watched.work.token))
@@ -156,7 +157,7 @@ class CandidateRuns(RuleBasedStateMachine):
             self.watched.now = max(self.watched.now, self.watched.machine.wake_at)
         self.watched.feed(Tick())
 
-    @rule(event=st.sampled_from((Hint(), RenewTogether(), Tick())))
+    @rule(event=st.sampled_from((Hint(), HintsAbsent(), RenewTogether(), Tick())))
     def receives(self, event: Input) -> None:
         self.watched.feed(event)
 

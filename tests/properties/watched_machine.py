@@ -99,7 +99,13 @@ class WatchedMachine:
                 unanswered.answer_due,
             )
         )
-        flags = (machine._hinted, machine._stopping, machine.place is None, machine._requests.is_heard)
+        flags = (
+            machine._hinted,
+            acquire._hints,
+            machine._stopping,
+            machine.place is None,
+            machine._requests.is_heard,
+        )
         return (machine.state, *flags, requests, terms, times)
 
     def _holder(self, request: Question) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tenure._runtime.backoff import LONGEST
-from tenure._runtime.shared_hints import POLL, UNUSED_AFTER, SharedHints, Source
+from tenure._election.store import Hint
+from tenure._runtime.backoff import LONGEST, STEADY
+from tenure._runtime.shared_hints import DEAF, SILENT_AFTER, UNUSED_AFTER, SharedHints, Source
 from tenure.testing import until
 from tenure.testing.loop import run as run_in_virtual_time
 
@@ -118,16 +119,18 @@ class Resumed(Feed):
 class Listening:
     """A task that looks at a topic after each hint, as a candidate does."""
 
-    def __init__(self, hints: Feeds, topic: str, iterator: AsyncIterator[None] | None = None) -> None:
+    def __init__(self, hints: Feeds, topic: str, iterator: AsyncIterator[Hint] | None = None) -> None:
         self.iterator = iterator if iterator is not None else hints.listen(topic)
         self.count = 0
+        self.told: list[Hint] = []
         self.seen = hints.store.versions.get(topic, 0)  # it looks before it waits, and needs hints from then on
         self._store, self.topic = hints.store, topic
         self.task = asyncio.ensure_future(self._listen())
 
     async def _listen(self) -> None:
-        async for _ in self.iterator:
+        async for hint in self.iterator:
             self.count += 1
+            self.told.append(hint)
             self.seen = self._store.versions.get(self.topic, 0)
 
     async def stop(self) -> None:
@@ -260,10 +263,10 @@ async def test_pauses_grow_in_an_outage_and_begin_anew_after_it() -> None:
     listening = Listening(hints, "a/1")
     await asyncio.sleep(600.0)
     assert len(store.attempts) <= 600.0 / (LONGEST / 2) + 10
-    assert listening.count == 0
+    assert listening.told == ["absent"]
     store.is_away = False
     await asyncio.sleep(2 * LONGEST)
-    assert listening.count == 1
+    assert listening.told == ["absent", None]
     made = len(store.attempts)
     store.cut()
     await asyncio.sleep(0.1)
@@ -280,29 +283,92 @@ async def test_a_source_that_ends_at_once_is_followed_ever_less_often() -> None:
 
     store = Store()
     hints = Feeds(store, Brief)
-    Listening(hints, "a/1")
+    listening = Listening(hints, "a/1")
     await asyncio.sleep(600.0)
     assert len(store.attempts) <= 600.0 / (LONGEST / 2) + 10
+    assert 1 <= listening.told.index("absent") == len(listening.told) - 1 <= 10
     await hints.close()
 
 
 @in_virtual_time
-async def test_listeners_of_a_deaf_source_are_notified_periodically_until_it_hears() -> None:
+async def test_listeners_of_a_deaf_source_are_told_once_until_it_hears() -> None:
     store = Store()
     store.is_mute = True
     hints = Feeds(store)
-    listening = Listening(hints, "a/1")
-    await asyncio.sleep(10 * POLL)
-    (feed,) = hints.sources()
-    was_deaf, count = feed.is_deaf, listening.count
-    await asyncio.sleep(100 * POLL)
-    assert 100 <= listening.count - count <= 200
+    before = [Listening(hints, topic) for topic in ("a/1", "a/1", "a/2")]
+    await asyncio.sleep(1.0)
+    after = [Listening(hints, topic) for topic in ("a/1", "a/3")]
+    await asyncio.sleep(3_600.0)
+    assert [one.told for one in before + after] == 5 * [["absent"]]
     store.is_mute = False
-    await asyncio.sleep(2 * POLL)
-    assert (was_deaf, feed.is_deaf) == (True, False)
-    count = listening.count
-    await asyncio.sleep(100 * POLL)
-    assert listening.count == count
+    await asyncio.sleep(DEAF[1] + STEADY)
+    assert [one.told for one in before + after] == 5 * [["absent", None]]
+    store.change("a/1")
+    await asyncio.sleep(1.0)
+    assert [one.told[2:] for one in before + after] == [[None], [None], [], [None], []]
+    await hints.close()
+
+
+@in_virtual_time
+async def test_listeners_of_a_source_that_fails_are_told_after_some_seconds() -> None:
+    store = Store()
+    hints = Feeds(store)
+    listening = Listening(hints, "a/1")
+    await asyncio.sleep(1.0)
+    assert listening.told == [None]
+    store.is_away = True
+    store.cut()
+    await asyncio.sleep(SILENT_AFTER)
+    assert listening.told == [None]
+    await asyncio.sleep(2 * LONGEST)
+    assert listening.told == [None, "absent"]
+    store.is_away = False
+    await asyncio.sleep(LONGEST + STEADY)
+    assert listening.told == [None, "absent", None]
+    await hints.close()
+
+
+@in_virtual_time
+async def test_a_deaf_source_is_followed_again_ever_more_rarely() -> None:
+    store = Store()
+    store.is_mute = True
+    hints = Feeds(store)
+    Listening(hints, "a/1")
+    await asyncio.sleep(60.0)
+    assert 4 <= len(store.attempts) <= 8
+    await asyncio.sleep(3_600.0)
+    assert len(store.attempts) <= 3_600.0 / (DEAF[1] / 2) + 16
+    store.is_mute = False  # when it could be heard for a while, the pauses begin anew
+    await asyncio.sleep(DEAF[1])
+    store.is_mute = True
+    store.cut()
+    made = len(store.attempts)
+    await asyncio.sleep(10.0)
+    assert 2 <= len(store.attempts) - made <= 5
+    await hints.close()
+
+
+@in_virtual_time
+async def test_a_listener_whose_wait_was_cancelled_is_told_what_has_changed_meanwhile() -> None:
+    store = Store()
+    hints = Feeds(store)
+    stays, leaves = Listening(hints, "a/1"), Listening(hints, "a/1")
+    await asyncio.sleep(1.0)
+    assert leaves.told == [None]
+    await leaves.stop()
+    store.is_mute = True
+    store.cut()
+    await asyncio.sleep(1.0)
+    again = Listening(hints, "a/1", leaves.iterator)
+    await asyncio.sleep(1.0)
+    assert stays.told == [None, "absent"]
+    assert again.told == ["absent"]
+    await again.stop()
+    store.is_mute = False
+    await asyncio.sleep(DEAF[1])
+    last = Listening(hints, "a/1", leaves.iterator)
+    await asyncio.sleep(2 * STEADY)
+    assert last.told == [None]
     await hints.close()
 
 
@@ -491,7 +557,7 @@ async def told_of_everything(seed: int, feed: type[Feed] = Feed) -> bool:
                 store.cut()
             case _:
                 pass
-    settles = 2 * LONGEST + 2 * store.answers + hints.looks_up
+    settles = 2 * LONGEST + DEAF[1] + STEADY + 2 * store.answers + hints.looks_up
     store.is_away = store.is_mute = False
     await asyncio.sleep(rng.choice([0.0, settles]))
     while interrupted:
@@ -505,6 +571,7 @@ async def told_of_everything(seed: int, feed: type[Feed] = Feed) -> bool:
     await asyncio.sleep(0.01)
     knows &= all(one.seen == store.versions.get(one.topic, 0) for one in listening)
     knows &= all(one.count == before + 1 for one, before in zip(listening, quiet, strict=True))
+    knows &= all(one.told[-1:] == [None] for one in listening)
     for one in listening:
         await one.stop()
     await asyncio.sleep(2 * UNUSED_AFTER + 2 * store.answers)

@@ -25,7 +25,7 @@ class AcquireTimes:
     Args:
         timing: The durations of the election.
         rng: Source of jitter.
-        hints: Whether the store reports vacancies; if not, a candidate asks every ``timing.retry_every``.
+        hints: Whether the store can report vacancies; while it doesn't, a candidate asks every ``timing.retry_every``.
         queued: Whether candidates stand in a queue in the store.
         now: The present time; the first request is due at once.
     """
@@ -35,9 +35,9 @@ class AcquireTimes:
         """When to ask next."""
         self._timing = timing
         self._rng = rng
-        self._hints = hints
+        self._can_hint = hints
+        self._hints = hints  # whether hints come now
         self._queued = queued
-        self._keeps_place = queued and hints
         self._asked_at = -math.inf
         self._failing_since = math.inf  # since when no request was answered
         self._failed_at = -math.inf  # when the newest of these was given up
@@ -71,6 +71,17 @@ class AcquireTimes:
         self._failed_at = now
         self.due = now + later(self._pause_after_failure(now), self._rng)
 
+    def hints_absent(self, now: float) -> None:
+        """No vacancy is reported from now on."""
+        if self._hints and self._failing_since == math.inf:  # others may learn of it now, too: don't ask in step
+            at = now + self._timing.retry_every * self._rng.random()
+            self.due = min(self.due, self._earliest(at, self._asked_at))
+        self._hints = False
+
+    def hints_come(self) -> None:
+        """Vacancies are reported, as far as the store can do that."""
+        self._hints = self._can_hint
+
     def hinted(self, now: float) -> None:
         """Something may have changed."""
         retry_every = self._timing.retry_every
@@ -102,6 +113,10 @@ class AcquireTimes:
         self.due = now + later((2 if yields else 1) * self._timing.retry_every, self._rng)
         if yields:  # whatever hints come: these are about our own release
             self._yield_until = self.due
+
+    @property
+    def _keeps_place(self) -> bool:
+        return self._queued and self._hints
 
     def _earliest(self, at: float, last: float) -> float:
         # Limits the rate, whatever hints come, and however often a store says "held, 0 s left".

@@ -21,6 +21,7 @@ from tenure._election.effects import (
     Effect,
     Emit,
     Hint,
+    HintsAbsent,
     Input,
     Inspect,
     Release,
@@ -37,6 +38,7 @@ from tenure._election.effects import (
     WorkOverran,
 )
 from tenure._election.machine import NEVER, Machine
+from tenure._election.store import Hint as StoreHint
 from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, HeldBy, Metadata, NoAnswer, Vacant
 from tenure._runtime.alarms import Alarm
@@ -123,7 +125,7 @@ class Candidacy:
     def start(self) -> None:
         if self._driver.store.traits.hints and not self.machine.once:
             name, pause = self.machine.name, self.machine.timing.retry_every
-            self._hints = self._driver.spawn(self._driver.follow_hints(name, lambda: self.feed(Hint()), pause))
+            self._hints = self._driver.spawn(self._driver.follow_hints(name, self._on_hint, pause))
         self.feed(Tick())
 
     def feed(self, event: Input) -> None:
@@ -147,6 +149,9 @@ class Candidacy:
 
     def _on_alarm(self) -> None:
         self.feed(Tick())
+
+    def _on_hint(self, hint: StoreHint) -> None:
+        self.feed(HintsAbsent() if hint == "absent" else Hint())
 
     async def resign(self, wait: bool) -> bool:
         """End the present term, and *wait* until its lease is released; False if there is none."""
@@ -406,21 +411,23 @@ class Driver:
     async def watch(self, name: str, poll: float, longest: float) -> AsyncGenerator[HeldBy | Vacant, None]:
         """Yield the holder of *name*, at first and at every change that is seen.
 
-        Asks every *poll* seconds, or, where the store gives hints, when a lease ends, and at least every *longest*.
+        Asks every *poll* seconds, or, while the store gives hints, when a lease ends, and at least every *longest*.
         While there is no answer, it asks every *poll* seconds, whatever hints come.
 
         Raises:
             Unavailable: The driver was closed.
             ConfigError: The store can't be asked as it is configured, and never could.
         """
-        woken, is_answered = asyncio.Event(), True
+        woken, is_answered, gives_hints = asyncio.Event(), True, self.store.traits.hints
 
-        def hinted() -> None:
+        def hinted(hint: StoreHint) -> None:
+            nonlocal gives_hints
+            gives_hints = hint != "absent"
             if is_answered:
                 woken.set()
 
         self._watches.add(woken)
-        hints = self.spawn(self.follow_hints(name, hinted, poll)) if self.store.traits.hints else None
+        hints = self.spawn(self.follow_hints(name, hinted, poll)) if gives_hints else None
         seen: HeldBy | Vacant | None = None  # the last answer that was yielded
         try:
             while not self._is_closing:
@@ -441,7 +448,7 @@ class Driver:
                 else:
                     if isinstance(found, HeldBy) and found.remaining is not None:
                         # A hint may be lost, and the lease may be much longer than ours would be.
-                        wait = min(found.remaining + poll / 100, max(poll, longest) if hints else poll)
+                        wait = min(found.remaining + poll / 100, max(poll, longest) if gives_hints else poll)
                     if seen is None or not _is_same(found, seen):
                         seen = found
                         yield found
@@ -456,12 +463,12 @@ class Driver:
             if hints:
                 hints.cancel()
 
-    async def follow_hints(self, name: str, on_hint: Callable[[], None], pause: float) -> None:
+    async def follow_hints(self, name: str, on_hint: Callable[[StoreHint], None], pause: float) -> None:
         """Call *on_hint* at every hint about *name*. If the store's hints end or fail, ask for them after a *pause*."""
         while True:
             try:
-                async for _ in self.store.hints(name):
-                    on_hint()
+                async for hint in self.store.hints(name):
+                    on_hint(hint)
             except (Exception, asyncio.CancelledError) as error:
                 if ends_this_task(error):
                     raise

@@ -21,6 +21,11 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
+class HintsAbsent:
+    """The store reports nothing from now on, until the next ``Hint``."""
+
+
+@dataclass(frozen=True, slots=True)
 class RenewTogether:
     """Another candidate of this process renews now: renew together with it, if the own renewal is nearly due."""
 
@@ -66,7 +71,7 @@ class Stop:
     """The owner wants no further term. Work that runs may finish first."""
 
 
-Input = Tick | Hint | RenewTogether | Answered | WorkEnded | Resign | Stop
+Input = Tick | Hint | HintsAbsent | RenewTogether | Answered | WorkEnded | Resign | Stop
 
 
 # --- effects -----------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from tenure._election.effects import (
     Effect,
     Emit,
     Hint,
+    HintsAbsent,
     Input,
     Inspect,
     Release,
@@ -134,7 +135,7 @@ class Machine:
         holder: This candidate's identity; each acquisition appends its own number.
         timing: The durations of the election.
         rng: Source of jitter.
-        hints: Whether the store reports vacancies; if not, a candidate asks every ``timing.retry_every``.
+        hints: Whether the store can report vacancies; while it doesn't, a candidate asks every ``timing.retry_every``.
         queued: Whether candidates stand in a queue in the store.
         takes_back: Whether the store takes back a claim that it could not answer for, see ``LeaseTraits``.
         now: The present time; the first request is due at once.
@@ -258,8 +259,11 @@ class Machine:
             case Tick():
                 self._on_tick(now, effects)
             case Hint():
+                self._acquire_times.hints_come()
                 self._on_hint(now)
                 self._on_tick(now, effects)
+            case HintsAbsent():  # a term goes on: the answers to its renewals say whether it was asked to resign
+                self._acquire_times.hints_absent(now)
             case RenewTogether():
                 if now >= self.renewable_from:
                     self._renew(now, effects)

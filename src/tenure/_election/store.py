@@ -15,6 +15,10 @@ from typing import Literal, Protocol
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.errors import ConfigError
 
+Hint = Literal["absent"] | None
+"""What a store yields to those who wait for a change: None, if something may have changed; or ``"absent"``, if nothing
+is reported from now on, until the next None."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseTraits:
@@ -29,7 +33,8 @@ class LeaseTraits:
     expiry: Literal["store clock", "observed"]
     """Which clock ends a lease: the store's, or the monotonic clock of the process that watches it."""
     hints: bool
-    """Whether a vacancy wakes other candidates; if not, they ask every ``retry_every``."""
+    """Whether a vacancy wakes other candidates; if not, they ask every ``retry_every``. Where hints are absent for a
+    while, as without the right to watch, ``hints`` says so."""
     survives_restart: bool
     """Whether leases and tokens outlive the store's process."""
     queued: bool = False
@@ -107,10 +112,13 @@ class LeaseStore(Protocol):
         """
         ...
 
-    def hints(self, name: str) -> AsyncIterator[None]:
-        """Yield when something may have changed for *name*. A hint may be wrong, late or absent.
+    def hints(self, name: str) -> AsyncIterator[Hint]:
+        """Yield None when something may have changed for *name*. A hint may be wrong, late or absent.
 
-        A change between this call and the start of the subscription is reported by a first hint.
+        A change between this call and the start of the subscription is reported by a first hint. A store that finds
+        that it can report nothing, as it may not subscribe, yields ``"absent"`` once; then candidates and observers ask
+        in their own time, until it yields None again. It never yields None because some time has passed: leaders obey
+        hints, too.
         """
         ...
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from tenure._election.driver import Driver
 from tenure._election.elector import Election
+from tenure._election.store import Hint
 from tenure._election.term import TermBase
 from tenure._partitions.machine import (
     Ask,
@@ -325,9 +326,10 @@ class Owner:
     async def _follow_hints(self, lease: str) -> None:
         """On the renewal loop: pass its hints on."""
 
-        def hinted() -> None:
-            with suppress(RuntimeError):  # that loop is closed, and so this member has no work any more
-                self._loop.call_soon_threadsafe(self._hinted)
+        def hinted(hint: Hint) -> None:
+            if hint != "absent":  # else it looks in its own time
+                with suppress(RuntimeError):  # that loop is closed, and so this member has no work any more
+                    self._loop.call_soon_threadsafe(self._hinted)
 
         await self._driver.follow_hints(lease, hinted, self.machine.timing.retry_every)
 

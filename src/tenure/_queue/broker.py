@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, cast
 
 from tenure._checks import check_seconds
+from tenure._election.store import Hint
 from tenure._foreign import an_object
 from tenure._lease import NoAnswer
 from tenure._queue.checks import check_count, check_most, check_rate
@@ -623,7 +624,7 @@ class Broker(Protocol):
         """List every queue that was declared or sent to, sorted; dead letters are not listed by themselves."""
         ...
 
-    def hints(self, queue: str) -> AsyncIterator[None]:
+    def hints(self, queue: str) -> AsyncIterator[Hint]:
         """Yield when a call made messages of *queue* claimable, now or later. May be wrong, late or absent.
 
         That includes calls that unlock messages of a queue with ``max_locked``, and those that change its limits.

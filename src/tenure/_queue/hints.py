@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable
 from weakref import WeakKeyDictionary
 
+from tenure._election.store import Hint
 from tenure._queue.broker import Broker
 from tenure._queue.waiters import Waiters
 
@@ -179,14 +180,15 @@ class _Queue:
             if self._queues.get(self._name) is self:
                 del self._queues[self._name]
 
-    async def _listen(self, hints: AsyncIterator[None] | None) -> None:
+    async def _listen(self, hints: AsyncIterator[Hint] | None) -> None:
         while True:
             try:
                 if hints is None:
                     hints = self._broker.hints(self._name)
                     self._hint()
-                async for _ in hints:
-                    self._hint()
+                async for hint in hints:
+                    if hint != "absent":  # else waiters look in their own time
+                        self._hint()
             except (Exception, asyncio.CancelledError):
                 task = asyncio.current_task()
                 if task is None or task.cancelling():

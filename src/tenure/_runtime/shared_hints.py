@@ -4,14 +4,15 @@ A source is what brings the hints of one topic, or of many: a subscription, a wa
 followed from when a listener first waits until nobody has listened for a while, and followed again if it ends, for
 whatever reason, after pauses that grow.
 
-What happened before is not reported: a source that begins gives its listeners a hint. One from which nothing can come,
-as without the right to subscribe, is deaf: its listeners are notified periodically, and ask the store.
+What happened before is not reported: a source that begins gives its listeners a hint. While nothing can come from it,
+as it may not subscribe, or could not for some seconds, its listeners are told once that hints are absent, and ask the
+store in their own time; they get a hint when it has been followed for a moment. So no source notifies them from time to
+time: that would move leaders, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator
 from contextlib import suppress
@@ -19,7 +20,8 @@ from functools import partial
 from typing import Generic, TypeVar, cast
 from weakref import WeakSet
 
-from tenure._runtime.backoff import Backoff
+from tenure._election.store import Hint
+from tenure._runtime.backoff import STEADY, Backoff
 from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.on_loop import LOOP_WAIT, on_loop
@@ -30,8 +32,12 @@ S = TypeVar("S", bound="Source")
 
 UNUSED_AFTER = 30.0
 """Seconds between two looks whether anybody listens: a source may be followed so much longer than it is used."""
-POLL = 2.0
-"""Seconds at most between two notifications of listeners whose source is deaf."""
+DEAF = 2.0, 300.0
+"""Seconds of the first pause and of the longest before a deaf source is followed again: of hundreds, each attempt may
+be a request in vain."""
+SILENT_AFTER = 5.0
+"""Seconds for which a source may fail to be followed before its listeners are told: not each restart of a server is to
+let all of them ask."""
 
 
 class SharedHints(ABC, Generic[K, S]):
@@ -50,8 +56,8 @@ class SharedHints(ABC, Generic[K, S]):
     def source(self, key: K) -> S:
         """Make a source for the running loop."""
 
-    def listen(self, topic: str) -> AsyncIterator[None]:
-        """Return an iterator that yields when something may have changed for *topic*."""
+    def listen(self, topic: str) -> AsyncIterator[Hint]:
+        """Return an iterator that yields when something may have changed for *topic*, or its hints are absent."""
         return Subscription(self, topic, self.notifier.listen(topic))
 
     def sources(self) -> Iterator[S]:
@@ -104,13 +110,14 @@ def _forget(sources: dict[K, S], key: K, source: S) -> None:
         del sources[key]
 
 
-class Subscription(AsyncIterator[None]):
+class Subscription(AsyncIterator[Hint]):
     """Yields for each notification; its topic is followed while it is awaited, and for a while after that."""
 
     def __init__(self, hints: SharedHints[K, S], topic: str, listener: Listener) -> None:
         self._join = hints.join
         self._listener = listener
         self._sources: Collection[Source] = ()
+        self._has_told = False  # that hints are absent, and not that they are back
         self.topic: str = topic
 
     @property
@@ -118,14 +125,23 @@ class Subscription(AsyncIterator[None]):
         """Whether it yields nothing any more."""
         return self._listener.closed
 
-    async def __anext__(self) -> None:
+    async def __anext__(self) -> Hint:
         try:
             if not self.has_ended:
                 await self._join(self)
-            await anext(self._listener)
+            while self._has_told or not self._is_absent:
+                await anext(self._listener)
+                if not self._is_absent:
+                    break
         except BaseException:  # the wait was cancelled, or the iterator has ended; the next wait joins again
             self.take(())
             raise
+        self._has_told = self._is_absent
+        return "absent" if self._has_told else None
+
+    @property
+    def _is_absent(self) -> bool:
+        return any(source.is_silent for source in self._sources)
 
     async def aclose(self) -> None:
         self.take(())
@@ -156,8 +172,12 @@ class Source(ABC):
         self._new: set[str] = set()  # topics that have joined since it was live
         self.is_deaf = False
         """Whether nothing can come from it, by the last attempt to follow it."""
+        self.is_silent = False
+        """Whether its listeners are told that no hints come."""
         self._backoff = Backoff()
+        self._deaf_backoff = Backoff(*DEAF)
         self._live_since: float | None = None
+        self._heard_again: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._forget: Callable[[], object] = lambda: None
@@ -191,22 +211,34 @@ class Source(ABC):
 
     def live(self, *, anew: bool = True) -> None:
         """Note that it reports what happens from now on; if it begins *anew*, anything may have happened before."""
+        loop = asyncio.get_running_loop()
         self.is_deaf = False
         if self._live_since is None:
-            self._live_since = asyncio.get_running_loop().time()
+            self._live_since = loop.time()
+            if self.is_silent:
+                self._heard_again = loop.call_later(STEADY, self._end_silence)
         new, self._new = self._new, set()
         for topic in list(self.topics) if anew else new:
             self._notifier.notify(topic)
 
     def deaf(self) -> None:
-        """Note that nothing can come from it: listeners are notified now, and at each further attempt."""
+        """Note that nothing can come from it, and that this won't change soon."""
         self.is_deaf = True
-        self.notify()
+        self._fall_silent()
 
     def notify(self) -> None:
         """Notify all listeners of this source."""
         for topic in self.topics:
             self._notifier.notify(topic)
+
+    def _fall_silent(self) -> None:
+        if not self.is_silent:
+            self.is_silent = True
+            self.notify()
+
+    def _end_silence(self) -> None:
+        self.is_silent = False
+        self.notify()
 
     # --- who listens ---
 
@@ -253,13 +285,22 @@ class Source(ABC):
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        ended_at = loop.time()
         try:
             while self.topics:
                 with suppress(Exception):  # whatever ends it: if it is not followed again, no hint comes any more
                     await self.follow()
                 since, self._live_since = self._live_since, None
-                self._backoff.reset_after(loop.time() - since if since is not None else 0.0)
+                if self._heard_again is not None:
+                    self._heard_again.cancel()
+                lasted = loop.time() - since if since is not None else 0.0
+                for backoff in (self._backoff, self._deaf_backoff):
+                    backoff.reset_after(lasted)
+                if lasted >= STEADY:
+                    ended_at = loop.time()
+                elif loop.time() - ended_at >= SILENT_AFTER:
+                    self._fall_silent()
                 if self.topics:
-                    await self._backoff.rest(POLL if self.is_deaf else math.inf)
+                    await (self._deaf_backoff if self.is_deaf else self._backoff).rest()
         finally:
             self.end()

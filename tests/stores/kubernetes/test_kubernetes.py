@@ -16,7 +16,7 @@ import pytest
 from tenure._backends import kubernetes
 from tenure._backends.kubernetes import leases as leases_module
 from tenure._backends.kubernetes import records, watch
-from tenure._election.store import LeaseStore
+from tenure._election.store import Hint, LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure._runtime import shared_hints
 from tenure._url import Url
@@ -524,7 +524,7 @@ async def test_the_rights_to_one_lease_are_enough(server: Kubernetes, name: str)
         grant = await claim(backend.leases, name)
         assert await backend.leases.renew([grant], 15.0) == [Granted(grant)]
         await until(lambda: heard.count == 2)
-        assert has_hints(backend.leases)
+        assert heard.told == [None, None]
         assert await backend.leases.release(grant) == Released(grant)
         with pytest.raises(ConfigError, match="grant the verb 'get'"):
             await backend.leases.inspect(f"{name}-2")
@@ -656,11 +656,13 @@ class Heard:
 
     def __init__(self, store: LeaseStore, name: str) -> None:
         self.count = 0
+        self.told: list[Hint] = []
         self._task = asyncio.ensure_future(self._listen(store, name))
 
     async def _listen(self, store: LeaseStore, name: str) -> None:
-        async for _ in store.hints(name):
+        async for hint in store.hints(name):
             self.count += 1
+            self.told.append(hint)
 
     async def one_more(self) -> None:
         """Wait for a hint that comes from now on."""
@@ -770,33 +772,24 @@ async def test_bookmarks_keep_a_quiet_watch_new(server: Kubernetes, name: str) -
         await heard.close()
 
 
-async def test_without_the_right_to_watch_candidates_poll(
+async def test_without_the_right_to_watch_hints_are_absent(
     server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_hints, "POLL", 0.05)
+    monkeypatch.setattr(shared_hints, "DEAF", (0.05, 0.05))
     server.set(roles=[{"verbs": ["get", "create", "update", "list"]}])
     async with opened(server.url) as backend:
         await claim(backend.leases, name)  # other verbs work
-        assert has_hints(backend.leases)
         heard = Heard(backend.leases, name)
-        await until(lambda: heard.count > 3)
-        assert not has_hints(backend.leases)
+        await until(lambda: heard.told == ["absent"])
         server.set(roles=None)
-        await until(lambda: has_hints(backend.leases))
+        await until(lambda: heard.told == ["absent", None])
         await heard.close()
 
 
-def has_hints(store: LeaseStore) -> bool:
-    return store.traits.hints
-
-
-async def test_names_beyond_the_limit_of_watches_are_polled(
-    server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_hints, "POLL", 0.05)
+async def test_names_beyond_the_limit_of_watches_have_no_hints(server: Kubernetes, name: str) -> None:
     async with opened(f"{server.url}&watches=1") as backend:
         first, second = Heard(backend.leases, name), Heard(backend.leases, f"{name}-2")
-        await until(lambda: second.count > 3)
+        await until(lambda: (first.told, second.told) == ([None], ["absent"]))
         await first.close()
         await second.close()
     assert not watches(server, f"{name}-2")

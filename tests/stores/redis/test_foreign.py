@@ -227,7 +227,7 @@ async def test_no_failure_of_the_driver_ends_the_hints(
     await asyncio.wait_for(anext(hints), 30)
 
 
-async def subscribed(server: Server, hints: AsyncIterator[None]) -> tuple[wake.Subscriber, PubSub, str]:
+async def subscribed(server: Server, hints: AsyncIterator[object]) -> tuple[wake.Subscriber, PubSub, str]:
     """Subscribe, and return the subscriber, with its connection and the address of that at the server."""
     await asyncio.wait_for(anext(hints), 30)
     [subscriber] = server.backend._wake.here().values()

@@ -24,7 +24,7 @@ from tenure._backends.etcd.hints import Hints
 from tenure._backends.etcd.requests import LOOKED_MAX, Change, Holder, Keys, Record, TxnAnswer
 from tenure._backends.etcd.sessions import Extension, Place, Session, SessionGone, Sessions
 from tenure._checks import LONGEST
-from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl
 from tenure._foreign import Unreadable, a_list, an_object
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
@@ -322,7 +322,7 @@ class EtcdLeases:
 
     # --- hints ----------------------------------------------------------------------------------------
 
-    def hints(self, name: str) -> AsyncIterator[None]:
+    def hints(self, name: str) -> AsyncIterator[Hint]:
         """Yield when something changed for *name*."""
         require_name(name)
         return self._hints.listen(name)

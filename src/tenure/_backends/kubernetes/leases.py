@@ -43,7 +43,7 @@ from tenure._backends.kubernetes.records import (
     token_of,
 )
 from tenure._backends.kubernetes.watch import Watches
-from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl
 from tenure._foreign import Unreadable, a_list, a_text, an_object
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.together import together
@@ -85,8 +85,8 @@ class KubernetesLeases:
 
     @property
     def traits(self) -> LeaseTraits:
-        """What the store can do: without hints, if this user may not watch."""
-        return replace(TRAITS, hints=False) if self._watches.is_refused else TRAITS
+        """What the store can do."""
+        return TRAITS
 
     # --- a new term ---
 
@@ -230,7 +230,7 @@ class KubernetesLeases:
                 return True
         raise Unavailable(f"the Lease {name!r} was changed {TRIES} times during the request to resign; try again")
 
-    def hints(self, name: str) -> AsyncIterator[None]:
+    def hints(self, name: str) -> AsyncIterator[Hint]:
         """Yield when something changed for *name*; a mere renewal gives no hint."""
         require_lease_name(name)
         return self._watches.listen(name)

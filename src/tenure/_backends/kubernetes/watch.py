@@ -3,7 +3,7 @@
 A watch of one Lease needs only the right to watch *that* Lease, and brings no events of others. It also shows each
 renewal in the moment in which it happens, so that the time of an expiry is known without polling.
 
-If this user may not watch, or has more names than may be watched, listeners are notified periodically.
+If this user may not watch, or has more names than may be watched, listeners are told that hints are absent.
 """
 
 from __future__ import annotations
@@ -35,11 +35,6 @@ class Watches(SharedHints[str, "Watch"]):
         """Make the watch of a name; beyond the limit, it only polls."""
         return Watch(self, key, may_watch=len(self.here()) < self.client.options.watches)
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether this user may not watch."""
-        return any(watch.is_refused for watch in self.sources())
-
 
 class Watch(Source):
     """The watch of one name on one loop."""
@@ -53,8 +48,6 @@ class Watch(Source):
         self._version: str | None = None
         """After which ``resourceVersion`` it continues; None: it begins with what is there."""
         self._about: tuple[object, ...] | None = None  # of which listeners were notified; None: there is no Lease
-        self.is_refused = False
-        """Whether the server refused this user's last attempt."""
 
     async def follow(self) -> None:
         """Watch it, unless that may not be, or is refused."""
@@ -67,7 +60,6 @@ class Watch(Source):
             self._version = None  # begin with what is there: the server may have forgotten the version
             if not isinstance(error, ConfigError):
                 raise
-            self.is_refused = True
             self.deaf()
 
     async def _watch(self) -> None:
@@ -83,7 +75,6 @@ class Watch(Source):
             query["resourceVersion"] = self._version
         request = Request("watch", self._name)
         async with self._client.stream(request, self._client.leases_path, query, lasts=lasts) as events:
-            self.is_refused = False
             self.live(anew=self._version is None)
             async for event in events:
                 if not self._handle(str(event.get("type")), event.get("object")):

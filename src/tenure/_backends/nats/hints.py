@@ -7,7 +7,7 @@ saying that there is no bucket.
 Any program that may publish there can forge a report: it is a reason to ask the store, and says nothing by itself.
 
 No report is kept for a subscriber that is away: a new subscription begins with a hint. If the bucket reports nothing,
-because somebody else has made it, or this user may not subscribe, listeners are notified periodically.
+because somebody else has made it, or this user may not subscribe, listeners are told that hints are absent.
 """
 
 from __future__ import annotations
@@ -57,11 +57,6 @@ class Hints(SharedHints[str, "Reports"]):
     def source(self, key: str) -> Reports:
         """Make the subscription to the reports of a name."""
         return Reports(self, key)
-
-    @property
-    def are_absent(self) -> bool:
-        """Whether the bucket reports nothing, or this user may not subscribe."""
-        return any(reports.is_deaf for reports in self.sources())
 
     async def subscribe(self, name: str, connection: Connection) -> tuple[Connection, Subscription, bool]:
         """Subscribe to the reports of *name*; return whether there are any, too."""

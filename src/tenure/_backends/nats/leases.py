@@ -50,7 +50,7 @@ from tenure._backends.nats.lease_records import (
 )
 from tenure._backends.nats.names import is_cut, name_by, short_word_of
 from tenure._backends.nats.observations import Observation, Observations
-from tenure._election.store import LeaseTraits, require_name, require_ttl, usable_names
+from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl, usable_names
 from tenure._foreign import a_count, an_object, read_or
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
@@ -97,8 +97,8 @@ class NatsLeases:
 
     @property
     def traits(self) -> LeaseTraits:
-        """What the store can do: without hints, if the bucket reports nothing, or this user may not subscribe."""
-        return replace(TRAITS, hints=False) if self._hints.are_absent else TRAITS
+        """What the store can do."""
+        return TRAITS
 
     # --- a new term ---
 
@@ -280,7 +280,7 @@ class NatsLeases:
 
         return await self._client.run(ask)
 
-    def hints(self, name: str) -> AsyncIterator[None]:
+    def hints(self, name: str) -> AsyncIterator[Hint]:
         """Yield when something changed for *name*; a mere renewal gives no hint."""
         require_name(name)
         return self._hints.listen(name)

@@ -14,14 +14,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 
 from tenure._backends.redis.address import escaped
 from tenure._backends.redis.client import Client, is_forbidden, patience
 from tenure._backends.redis.scripts import LEASES, NOTE, Answer, Call, scripts
 from tenure._backends.redis.wake import Wake
 from tenure._checks import LONGEST
-from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl
 from tenure._foreign import digits, read_json, read_or, texts
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
@@ -61,8 +60,8 @@ class RedisLeases:
 
     @property
     def traits(self) -> LeaseTraits:
-        """What the store can do: without hints, if this user may not subscribe."""
-        return replace(TRAITS, hints=False) if self._wake.is_refused else TRAITS
+        """What the store can do."""
+        return TRAITS
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Claim *name* if it is free; a holder that repeats the request gets the same grant, extended."""
@@ -158,7 +157,7 @@ class RedisLeases:
         keys = self._keys(name)
         return bool(await self._client.run(self._lua["ask_to_resign"], keys, keys[0]))
 
-    def hints(self, name: str) -> AsyncIterator[None]:
+    def hints(self, name: str) -> AsyncIterator[Hint]:
         """Yield when something changed for *name*."""
         require_name(name)
         return self._wake.listen(self._keys(name)[0])

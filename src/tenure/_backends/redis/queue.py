@@ -39,6 +39,7 @@ from tenure._backends.redis.scripts import LAYOUT, NOTE, NOTE_GROWING, Answer, A
 from tenure._backends.redis.settings import encoded_setting, settings_of
 from tenure._backends.redis.settling import Settling
 from tenure._backends.redis.wake import Wake
+from tenure._election.store import Hint
 from tenure._lease import NoAnswer
 from tenure._queue.broker import (
     Advanced,
@@ -138,7 +139,7 @@ class RedisBroker:
         """List every queue, sorted."""
         return await self._scripts.names()
 
-    def hints(self, queue: str) -> AsyncIterator[None]:
+    def hints(self, queue: str) -> AsyncIterator[Hint]:
         """Yield when messages of *queue* may have become claimable."""
         return self._wake.listen(f"{self._scripts.base(queue)}{'dead' if is_dead(queue) else 'live'}")
 

@@ -7,7 +7,7 @@ A broken connection may just be silent. So it is checked now and then; and at on
 no answer.
 
 A hint of a queue may suppress further hints for some milliseconds, whose number is its content: then a second
-notification follows when they are over. If this user may not subscribe, all subscribers are notified periodically.
+notification follows when they are over. If this user may not subscribe, all subscribers are told that hints are absent.
 
 In a cluster, hints are published in the shard that has the queue or the lease, and there is a connection to each node
 that has some of the channels. When a channel is no longer at a node, its subscribers are notified, and find its new

@@ -28,14 +28,14 @@ class CountedHints:
             await asyncio.sleep(QUIET)
         self.count = 0
 
-    async def follow(self, hints: AsyncIterator[None]) -> None:
+    async def follow(self, hints: AsyncIterator[object]) -> None:
         """Count *hints* for ever."""
         async for _ in hints:
             self.count += 1
 
 
 @asynccontextmanager
-async def counted(hints: AsyncIterator[None]) -> AsyncIterator[CountedHints]:
+async def counted(hints: AsyncIterator[object]) -> AsyncIterator[CountedHints]:
     """Count *hints* inside the block."""
     counts = CountedHints()
     counting = asyncio.ensure_future(counts.follow(hints))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import pytest
 
-from tenure._election.store import LeaseStore, LeaseTraits, QueuedLeaseStore
+from tenure._election.store import Hint, LeaseStore, LeaseTraits, QueuedLeaseStore
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._queue.broker import Broker, Claim, PushingBroker, QueueTraits
 from tenure.errors import Unavailable
@@ -330,7 +330,7 @@ class FaultyLeaseStore(_FaultyConnection):
         await cast(QueuedLeaseStore, self.store).withdraw(name, holder)
         await self._before_answer()
 
-    def hints(self, name: str) -> AsyncIterator[None]:
+    def hints(self, name: str) -> AsyncIterator[Hint]:
         """Follow the hints of the wrapped store."""
         return self.store.hints(name)
 

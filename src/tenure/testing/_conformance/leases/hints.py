@@ -99,7 +99,7 @@ async def reads_resign_asked(store: LeaseStore, grant: Grant, ttl: float) -> boo
     return isinstance(answer, Granted) and answer.resign_asked
 
 
-async def hint(hints: AsyncIterator[None], change: Callable[[], Awaitable[bool]], *, within: float = 30.0) -> None:
+async def hint(hints: AsyncIterator[object], change: Callable[[], Awaitable[bool]], *, within: float = 30.0) -> None:
     """Wait for a hint after which *change* is seen; earlier ones may be spurious."""
     async with asyncio.timeout(within):
         async for _ in hints:
@@ -108,7 +108,7 @@ async def hint(hints: AsyncIterator[None], change: Callable[[], Awaitable[bool]]
     raise AssertionError("the hints ended")
 
 
-async def exhaust(hints: AsyncIterator[None]) -> None:
+async def exhaust(hints: AsyncIterator[object]) -> None:
     """Take hints for ever."""
     async for _ in hints:
         pass

@@ -361,7 +361,7 @@ async def waits_at_last(store: LeaseStore, name: str, holder: str, harness: Leas
             return
 
 
-async def take_pending(hints: AsyncIterator[None]) -> None:
+async def take_pending(hints: AsyncIterator[object]) -> None:
     """Take the hints about what has happened so far; later ones are about what comes next."""
     with suppress(TimeoutError):
         await asyncio.wait_for(exhaust(hints), 0.05)

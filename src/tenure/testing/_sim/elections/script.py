@@ -15,7 +15,7 @@
 
 What may happen::
 
-    tick · hint · together · resign · stop
+    tick · hint · hints absent · together · resign · stop
     work ended 7 [for good]
     answer 1 granted 7 [and asked to resign]     answer 1 held by m#1 under 6 [for 3.5 s]     answer 1 lost 7
     answer 1 granted 7 [2.5 s old]               answer 1 no answer [why]                     answer 1 withheld [why]
@@ -38,6 +38,7 @@ from tenure._election.effects import (
     Effect,
     Emit,
     Hint,
+    HintsAbsent,
     Input,
     Inspect,
     Release,
@@ -73,6 +74,7 @@ NAME = "election"
 SIMPLE: dict[str, Input] = {
     "tick": Tick(),
     "hint": Hint(),
+    "hints absent": HintsAbsent(),
     "together": RenewTogether(),
     "resign": Resign(),
     "stop": Stop(),
