@@ -19,10 +19,10 @@ import yaml
 from tenure._backends.etcd import diagnosis as etcd_diagnosis
 from tenure._backends.etcd import requests
 from tenure._backends.etcd import sessions as etcd_sessions
-from tenure._backends.etcd.client import _read
+from tenure._backends.etcd.client import Upload, _read
 from tenure._backends.etcd.errors import Refused
 from tenure._backends.etcd.hints import Hints
-from tenure._backends.etcd.hints import Watch as EtcdWatch
+from tenure._backends.etcd.hints import Stream as EtcdStream
 from tenure._backends.etcd.leases import EtcdLeases
 from tenure._backends.etcd.requests import Holder, Keys, KeyValue, Record, TxnAnswer
 from tenure._backends.kubernetes import diagnosis, records
@@ -248,7 +248,9 @@ TXN: dict[str, Any] = {
 CHANGES: list[Any] = [
     {"header": HEADER, "events": [{"kv": PLACE}, {"type": "DELETE", "kv": NOTED}]},
     {"header": HEADER, "created": True},
-    {"header": HEADER},
+    {"header": HEADER, "created": True, "canceled": True, "cancel_reason": "permission denied"},
+    {"header": HEADER, "watch_id": "1", "canceled": True, "compact_revision": "7"},
+    {"header": HEADER, "watch_id": "-1"},
 ]
 STATUS: dict[str, Any] = {
     "header": HEADER,
@@ -276,15 +278,15 @@ def read_txn(given: Any) -> None:
 
 
 def read_event(given: Any) -> None:
-    hints = Hints(cast(Any, None), KEYS, lambda change, listeners: bool(repr((change, listeners))))
-    hints.notifier = cast(Any, SimpleNamespace(notify=use_text, count=lambda topic: topic == "chair"))
-    watch = EtcdWatch(hints, KEYS.ranges("chair")[0])
-    watch._live_since = 0.0
-    try:
-        for _ in range(2):
-            watch.read(through_json(given) if isinstance(given, dict) else {})
-    finally:
-        watch.note_silence()
+    for keys in (KEYS, Keys("")):
+        hints = Hints(cast(Any, None), keys, lambda change, listeners: bool(repr((change, listeners))))
+        hints.notifier = cast(Any, SimpleNamespace(notify=use_text, count=lambda topic: topic == "chair"))
+        stream = EtcdStream(hints)
+        stream._upload, stream._live_since = Upload(), 0.0
+        stream.topics["chair"] = cast(Any, {1})
+        for message in ({"created": True}, given, given):
+            stream._begin()
+            stream.read(through_json(message) if isinstance(message, dict) else {})
 
 
 def read_gateway(given: Any) -> None:

@@ -183,10 +183,15 @@ class Etcd(TurnedServer):
         token = self.login()
         self.call("auth/user/add", {"name": user, "password": password}, token=token)
         self.call("auth/role/add", {"name": user}, token=token)
+        self.permit(user, *prefixes)
+        self.call("auth/user/grant", {"user": user, "role": user}, token=self.login())
+
+    def permit(self, user: str, *prefixes: str) -> None:
+        """Let a user that was added read and write the keys that begin with one of *prefixes*, too."""
+        token = self.login()
         for prefix in prefixes:
             permission = {"permType": "READWRITE", "key": in_base64(prefix), "range_end": in_base64(end_of(prefix))}
             self.call("auth/role/grant", {"name": user, "perm": permission}, token=token)
-        self.call("auth/user/grant", {"user": user, "role": user}, token=token)
 
     def status(self) -> Json:
         """Return its status: version, ``leader``, and its own id as ``header.member_id``."""

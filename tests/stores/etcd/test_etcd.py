@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ from tenure._backends import etcd
 from tenure._backends.etcd.client import Client, Member, Reply
 from tenure._backends.etcd.diagnosis import FULL, is_before, release_of
 from tenure._backends.etcd.errors import Refused
-from tenure._backends.etcd.hints import SILENT_AFTER
+from tenure._backends.etcd.hints import CHECKED_EVERY
 from tenure._lease import Granted, HeldBy, Lost, Released, Vacant
 from tenure._runtime.clock import SystemClock
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy, late
+from tests.connections import connections_to
 from tests.explained import facts_by_name
 from tests.servers import Etcd, patient, private, shared
 from tests.servers.etcd import end_of, from_base64, in_base64
@@ -83,6 +85,22 @@ async def granted(leases: etcd.EtcdLeases, name: str, holder: str = "ann#1", ttl
     answer = await leases.acquire(name, holder, ttl)
     assert isinstance(answer, Granted), answer
     return answer.grant
+
+
+async def heard(hints: AsyncIterator[None], change: Awaitable[object]) -> None:
+    """Carry out a *change*, and wait for the hint of it; what was heard before doesn't count."""
+    listening = asyncio.ensure_future(anext(hints))
+    while await passes(listening):
+        listening = asyncio.ensure_future(anext(hints))
+    await change
+    await listening
+
+
+async def passes(listening: asyncio.Future[None]) -> bool:
+    """Return whether there was a hint already."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return listening.done()
 
 
 async def waiting(leases: etcd.EtcdLeases, name: str, holder: str = "bob#1", ttl: float = TTL) -> HeldBy:
@@ -600,44 +618,172 @@ async def test_hints_come_after_a_compaction(server: Etcd, name: str) -> None:
             await anext(hints)
 
 
-async def test_a_silent_watch_begins_after_what_was_compacted_meanwhile(
+async def test_a_silent_watch_goes_on_after_what_was_compacted_meanwhile(
     server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys of others raise the revision. A stream from before the compaction would be cancelled, and give a hint."""
-    monkeypatch.setattr(etcd.hints, "SILENT_AFTER", 0.2)
-    async with opened(server.url, f"prefix={name}/") as ann, opened(server.url, f"prefix={name}/") as bob:
-        streams: list[list[Any]] = []  # the messages of each
-        real = ann._client.stream
-
-        async def stream(path: str, body: Mapping[str, object]) -> AsyncGenerator[Any, None]:
-            messages: list[Any] = []
-            streams.append(messages)
-            async with aclosing(real(path, body)) as found:
-                async for message in found:
-                    messages.append(message)
-                    yield message
-
-        monkeypatch.setattr(ann._client, "stream", stream)
-
-        def begun_at(messages: list[Any]) -> int:
-            return int(messages[0]["header"]["revision"]) if messages else 0
-
+    """Keys of others raise the revision. A watch from before the compaction would be cancelled, and give a hint."""
+    monkeypatch.setattr(etcd.hints, "CHECKED_EVERY", 0.05)
+    async with proxied(server, f"prefix={name}/") as (ann, proxy), opened(server.url, f"prefix={name}/") as bob:
+        hints = ann.leases.hints(name)
         async with asyncio.timeout(60):
-            hints = ann.leases.hints(name)
             await anext(hints)
-            revision = 0
-            for _ in range(3):
-                key = {"key": in_base64(f"{name}-other"), "value": in_base64("value")}
-                revision = int(server.call("kv/put", key)["header"]["revision"])
-            waiting_for_hint = asyncio.ensure_future(anext(hints))
-            await until(lambda: any(begun_at(messages) >= revision for messages in streams[:-1]), within=30.0)
+            (stream,) = ann.leases._hints.sources()
+            (watch,) = stream.watches
+            key = {"key": in_base64(f"{name}-other"), "value": in_base64("value")}
+            revision = max(int(server.call("kv/put", key)["header"]["revision"]) for _ in range(3))
+            await until(lambda: (watch.next_revision or 0) > revision)
             server.call("kv/compaction", {"revision": str(revision)})
-            compacted_in = len(streams)
-            await until(lambda: len([one for one in streams[compacted_in:-1] if one]) >= 3, within=30.0)
-            assert not [message for messages in streams for message in messages if message.get("canceled")]
+            waiting_for_hint, before = asyncio.ensure_future(anext(hints)), watch.number
+            proxy.reset()
+            await until(lambda: watch.number > before and stream.is_live and stream._seen_until > 0)
+            seen = stream._checking
+            await until(lambda: stream._checking is not seen and not stream._asked)
+            assert watch.number == before + 1  # not cancelled, and asked for again
             assert not waiting_for_hint.done()
             await granted(bob.leases, name)
             await waiting_for_hint
+
+
+async def test_a_stream_that_is_silent_is_replaced(server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its link does not end, and carries nothing."""
+    monkeypatch.setattr(etcd.hints, "CHECKED_EVERY", 0.05)
+    async with opened(server.url) as ann, proxied(server, "timeout=0.5") as (bob, proxy):
+        hints = bob.leases.hints(name)
+        async with asyncio.timeout(60):
+            await anext(hints)
+            (stream,) = bob.leases._hints.sources()
+            (watch,), before = stream.watches, stream.watches[0].number
+            proxy.stall()
+            await granted(ann.leases, name)
+            await until(lambda: not stream.is_live)
+            proxy.heal()
+            await anext(hints)
+            assert watch.number > before
+
+
+@dataclass
+class Rights:
+    """What a user may, whose hints are watched: the beginnings of keys."""
+
+    prefix: str
+    keys: Sequence[str]
+
+
+PER_NAME = {
+    "without a prefix, with rights on the name": Rights("", ["{name}/", "%tenure/"]),
+    "with rights on the name only": Rights("tenure/", ["tenure/{name}/", "tenure/%tenure/"]),
+    "with rights on the least": Rights(
+        "tenure/",
+        ["tenure/{name}/", "tenure/%tenure/record/{name}", "tenure/%tenure/resign/{name}", "tenure/%tenure/fence/"],
+    ),
+}
+
+
+@pytest.mark.parametrize("rights", PER_NAME.values(), ids=PER_NAME)
+async def test_each_name_is_watched_on_one_connection(name: str, rights: Rights) -> None:
+    with private(Etcd, password="r00t") as server:
+        names = [f"{name}-{number}" for number in range(8)]
+        assert connections_to(server.port) == 0
+        server.add_user("app", "s3cret", *{key.format(name=one) for one in names for key in rights.keys})
+        async with (
+            opened(server.url, f"prefix={rights.prefix}") as ann,
+            opened(f"etcd://app:s3cret@127.0.0.1:{server.port}/", f"prefix={rights.prefix}") as bob,
+        ):
+            await bob.leases.inspect(names[0])
+            async with asyncio.timeout(60):
+                hints = [bob.leases.hints(one) for one in names]
+                await asyncio.gather(*map(anext, hints))
+                (stream,) = bob.leases._hints.sources()
+                await until(lambda: stream.is_live and not stream._asked)
+                assert len(stream.watches) == 3 * len(names)
+                for one, hint in zip(names, hints, strict=True):
+                    await heard(hint, granted(ann.leases, one))
+                assert connections_to(server.port) == 3  # one of each for requests, one for the stream
+
+
+@pytest.fixture
+def guarded() -> Iterator[Etcd]:
+    """Yield a server with a user ``app`` that has no rights."""
+    with private(Etcd, password="r00t") as own:
+        own.add_user("app", "s3cret")
+        yield own
+
+
+def as_app(server: Etcd) -> str:
+    return f"etcd://app:s3cret@127.0.0.1:{server.port}/"
+
+
+async def test_a_name_that_may_not_be_read_costs_no_other_its_hints(
+    guarded: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded.permit("app", f"tenure/{name}-a/", f"tenure/{name}-c/", "tenure/%tenure/")
+    async with opened(guarded.url) as ann, opened(as_app(guarded)) as bob, asyncio.timeout(60):
+        hints = {each: bob.leases.hints(f"{name}-{each}") for each in "abc"}
+        await asyncio.gather(*map(anext, hints.values()))
+        (stream,) = bob.leases._hints.sources()
+        await until(lambda: stream.is_live and not stream._asked)
+        assert {watch.topic for watch in stream.watches if not watch.number} == {f"{name}-b"}
+        for each in "ac":
+            await heard(hints[each], granted(ann.leases, f"{name}-{each}"))
+        guarded.permit("app", f"tenure/{name}-b/")
+        monkeypatch.setattr(etcd.hints, "CHECKED_EVERY", 0.05)
+        stream._check()
+        await until(lambda: not stream._asked and all(watch.number for watch in stream.watches))
+        await heard(hints["b"], granted(ann.leases, f"{name}-b"))
+
+
+async def test_hints_come_as_soon_as_rights_are_given(guarded: Etcd, name: str) -> None:
+    async with opened(guarded.url) as ann, opened(as_app(guarded)) as bob, asyncio.timeout(60):
+        hints = [bob.leases.hints(f"{name}-{number}") for number in range(5)]
+        await asyncio.gather(*map(anext, hints))
+        (stream,) = bob.leases._hints.sources()
+        await until(lambda: stream.is_deaf)
+        last = next(stream._numbers)
+        await asyncio.gather(*map(anext, hints))  # at the next attempt, which asks for one name
+        assert next(stream._numbers) - last <= 1 + len(stream.watches) // len(hints)
+        guarded.permit("app", *(f"tenure/{name}-{number}/" for number in range(5)), "tenure/%tenure/")
+        await until(lambda: stream.is_live and not stream._asked)
+        assert all(watch.number for watch in stream.watches)
+        for number, hint in enumerate(hints):
+            await heard(hint, granted(ann.leases, f"{name}-{number}"))
+
+
+async def test_names_that_come_and_go_are_watched_on_the_same_stream(server: Etcd, name: str) -> None:
+    async with opened(server.url, "prefix=") as ann, opened(server.url, "prefix=") as bob, asyncio.timeout(60):
+        first = bob.leases.hints(f"{name}-0")
+        await anext(first)
+        (stream,) = bob.leases._hints.sources()
+        upload = stream._upload
+        for number in range(1, 4):
+            hints = bob.leases.hints(f"{name}-{number}")
+            await anext(hints)
+            await heard(hints, granted(ann.leases, f"{name}-{number}"))
+            del hints
+            stream._look()
+            assert list(stream.topics) == [f"{name}-0"]
+            assert len(stream.watches) == len(stream._by_number) == 3
+        await heard(first, granted(ann.leases, f"{name}-0"))
+        assert stream._upload is upload
+
+
+async def test_each_of_many_watches_begins_anew_after_a_compaction(server: Etcd, name: str) -> None:
+    async with (
+        opened(server.url, "prefix=") as ann,
+        proxied(server, "prefix=") as (bob, proxy),
+        asyncio.timeout(60),
+    ):
+        hints = [bob.leases.hints(f"{name}-{number}") for number in range(2)]
+        await asyncio.gather(*map(anext, hints))
+        (stream,) = bob.leases._hints.sources()
+        await until(lambda: stream.is_live and not stream._asked)
+        await heard(hints[0], granted(ann.leases, f"{name}-0"))
+        proxy.refuse()
+        proxy.reset()
+        await granted(ann.leases, f"{name}-1")
+        later = await granted(ann.leases, f"{name}-2")
+        server.call("kv/compaction", {"revision": str(later.token)})
+        proxy.heal()
+        await asyncio.gather(*map(anext, hints))
 
 
 async def test_hints_go_on_and_are_not_repeated_after_revisions_have_fallen(server: Etcd, name: str) -> None:
@@ -650,7 +796,8 @@ async def test_hints_go_on_and_are_not_repeated_after_revisions_have_fallen(serv
             bob.leases._hints._deleted[name] = 1_000_000
             await waiting(bob.leases, name)
             await anext(hints)  # that deletion is taken for one after the answer
-            (watch,) = bob.leases._hints.sources()
+            (stream,) = bob.leases._hints.sources()
+            (watch,) = stream.watches
             place = bob.leases._sessions.find(name, "bob#1")
             assert place is not None
             await until(lambda: (watch.next_revision or 0) > (place.revision or 0))  # it has seen the place's key
@@ -662,7 +809,7 @@ async def test_hints_go_on_and_are_not_repeated_after_revisions_have_fallen(serv
             async with asyncio.timeout(0.5):
                 await anext(hints)
         await ann.leases.release(grant)
-        async with asyncio.timeout(SILENT_AFTER / 2):
+        async with asyncio.timeout(CHECKED_EVERY / 2):
             await anext(hints)  # the watch reports what is new
 
 

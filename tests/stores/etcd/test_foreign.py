@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tenure._backends import etcd
-from tenure._backends.etcd.client import _read
+from tenure._backends.etcd.client import Upload, _read
 from tenure._backends.etcd.errors import Refused
-from tenure._backends.etcd.hints import Hints, Watch
+from tenure._backends.etcd.hints import Hints, Stream, Watch
 from tenure._backends.etcd.requests import (
     Holder,
     Keys,
@@ -181,6 +181,15 @@ def test_a_refusal_of_any_form_is_a_refusal(raw: bytes, code: int | None) -> Non
     assert isinstance(raised.value.may_be_executed, bool)
 
 
+def begun(prefix: str = "tenure/") -> Stream:
+    """Return a stream with a watch, the number of which is 1."""
+    keys = Keys(prefix)
+    stream = Stream(Hints(None, keys, lambda change, listeners: True))  # type: ignore[arg-type]
+    stream._upload = Upload()
+    stream._ask(Watch(keys.whole, None))
+    return stream
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -190,16 +199,25 @@ def test_a_refusal_of_any_form_is_a_refusal(raw: bytes, code: int | None) -> Non
         lambda: {"events": [7]},
         lambda: {"events": [{"kv": {"mod_revision": "x"}}]},
         lambda: {"events": [{}]},
+        lambda: {"watch_id": "x"},
     ],
 )
 def test_a_message_of_a_watch_that_is_none_ends_the_stream_and_not_the_watch(message: Callable[[], Any]) -> None:
-    watch = Watch(Hints(None, KEYS, lambda change, listeners: True), b"tenure/")  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="can't be from etcd"):
-        watch.read(message())
+        begun().read(message())
+
+
+def test_a_watch_that_was_not_asked_for_is_not_answered() -> None:
+    stream = begun()
+    stream._live_since = 0.0
+    assert stream.read({"header": {"revision": "3"}, "created": True, "watch_id": "1"})
+    with pytest.raises(Unavailable, match="can't be from etcd, as it answers a watch that was not asked for"):
+        stream.read({"header": {"revision": "3"}, "created": True, "watch_id": "2"})
 
 
 def test_an_event_that_is_none_hides_no_other() -> None:
-    watch = Watch(Hints(None, KEYS, lambda change, listeners: True), b"tenure/")  # type: ignore[arg-type]
+    stream = begun()
+    (watch,) = stream._by_number.values()
     pair = {"kv": {"key": encoded(b"tenure/x/1"), "mod_revision": "9"}}
-    watch.read({"header": {"revision": "9"}, "events": [7, {"kv": 7}, {"kv": {"key": "%"}}, pair]})
+    stream.read({"header": {"revision": "9"}, "watch_id": "1", "events": [7, {"kv": 7}, {"kv": {"key": "%"}}, pair]})
     assert watch.next_revision == 10

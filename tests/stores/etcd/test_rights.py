@@ -34,6 +34,9 @@ def order(server: Etcd, line: str) -> None:
         case ["etcdctl", "role", "grant-permission", role, "--prefix=true", kind, prefix]:
             keys = {"permType": kind.upper(), "key": in_base64(prefix), "range_end": in_base64(end_of(prefix))}
             server.call("auth/role/grant", {"name": role, "perm": keys}, token=token)
+        case ["etcdctl", "role", "grant-permission", role, kind, key]:
+            perm = {"permType": kind.upper(), "key": in_base64(key)}
+            server.call("auth/role/grant", {"name": role, "perm": perm}, token=token)
         case ["etcdctl", "user", "add", login]:
             user, _, password = login.partition(":")
             server.call("auth/user/add", {"name": user, "password": password}, token=token)
@@ -78,13 +81,24 @@ async def test_an_observer_sees_leaders(server: Etcd) -> None:
         assert (await backend.diagnose()).traits
 
 
-@pytest.mark.parametrize(("user", "begin"), [("less", "tenure/"), ("bare", "")])
-async def test_a_candidate_of_one_election_leads_it(server: Etcd, user: str, begin: str) -> None:
+ONE_ELECTION = {
+    "less": ("tenure/", ["tenure/job/", "tenure/%tenure/"], []),
+    "least": ("tenure/", ["tenure/job/", "tenure/%tenure/fence/"], ["record/job", "resign/job", "never"]),
+    "bare": ("", ["job/", "%tenure/"], []),
+}
+"""For each user the prefix, the beginnings of keys that it may use, and the single keys of tenure's own."""
+
+
+@pytest.mark.parametrize("user", ONE_ELECTION)
+async def test_a_candidate_of_one_election_leads_it(server: Etcd, user: str) -> None:
+    begin, beginnings, single = ONE_ELECTION[user]
     token = server.login()
     server.call("auth/role/add", {"name": user}, token=token)
     server.call("auth/user/add", {"name": user, "password": "PASSWORD"}, token=token)
-    for keys in (f"{begin}job/", f"{begin}%tenure/"):
+    for keys in beginnings:
         order(server, f"etcdctl role grant-permission {user} --prefix=true readwrite {keys}")
+    for key in single:
+        order(server, f"etcdctl role grant-permission {user} readwrite {begin}%tenure/{key}")
     order(server, f"etcdctl user grant-role {user} {user}")
     url = f"{url_of(server, user)}?prefix={begin}"
     async with acting(url) as backend, acting(url) as other:

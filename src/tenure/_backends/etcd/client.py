@@ -16,7 +16,7 @@ import asyncio
 import json
 import math
 import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -59,6 +59,23 @@ class Reply:
 
     body: Json
     is_only: bool
+
+
+class Upload(AsyncIterator[bytes]):
+    """The requests on a stream: those that were sent when it begins, and those that follow."""
+
+    def __init__(self) -> None:
+        self._waiting = asyncio.Queue[bytes]()
+
+    def send(self, request: Mapping[str, object]) -> None:
+        """Send *request* as soon as the stream has begun."""
+        self._waiting.put_nowait(json.dumps(request).encode() + b"\n")
+
+    async def __anext__(self) -> bytes:
+        found = [await self._waiting.get()]
+        while not self._waiting.empty():
+            found.append(self._waiting.get_nowait())
+        return b"".join(found)
 
 
 class Member:
@@ -118,14 +135,16 @@ class Member:
         self._answered_at = asyncio.get_running_loop().time()
         return found
 
-    async def stream(self, path: str, body: Mapping[str, object], token: str) -> AsyncGenerator[Json, None]:
-        """Yield the messages of an answer that goes on; raises as :meth:`post` does."""
+    async def stream(self, path: str, upload: Upload, token: str) -> AsyncGenerator[Json, None]:
+        """Yield the messages of an answer that goes on, as the requests do; raises as :meth:`post` does."""
         if self._streams is None:
             self._streams = self._new_session(0)
-        # Without a leader, a member would keep a watch open in which nothing happens.
-        headers = _headers(token) | {"Grpc-Metadata-hasleader": "true"}
-        url, request = f"{self.url}/v3/{path}", json.dumps(body)
-        async with self._streams.post(url, data=request, headers=headers, allow_redirects=False) as reply:
+        # Without a leader, a member would keep a watch open in which nothing happens. On a connection that is to be
+        # kept, Go's server would discard what has come of the requests by then, and wait for their end, before it
+        # begins to answer.
+        headers = _headers(token) | {"Grpc-Metadata-hasleader": "true", "Connection": "close"}
+        url = f"{self.url}/v3/{path}"
+        async with self._streams.post(url, data=upload, headers=headers, allow_redirects=False) as reply:
             if reply.status != 200:
                 _read(reply.status, await reply.read())
             parts, size = list[bytes](), 0
@@ -311,10 +330,11 @@ class Client:
         if self._token == token:
             self._token = None
 
-    async def stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[Json, None]:
+    async def stream(self, path: str, upload: Upload) -> AsyncGenerator[Json, None]:
         """Yield the messages of an answer that goes on, from the member that answers at present.
 
-        It ends with an error when that member fails here or in another request.
+        It ends with an error when that member fails here or in another request. That a watch is not permitted is one
+        of the messages.
 
         Raises:
             Unavailable: It can't be reached any more.
@@ -325,11 +345,13 @@ class Client:
         try:
             async with asyncio.timeout(self.options.timeout) as limit:
                 token = await self._login(member)
-                async with aclosing(member.stream(path, body, token)) as messages:
+                async with aclosing(member.stream(path, upload, token)) as messages:
                     async for message in messages:
                         limit.reschedule(None)  # the first answer must come in time, the others whenever they come
                         if (reason := message.get("cancel_reason")) and "compact_revision" not in message:
-                            raise Refused(200, str(reason))
+                            refused = Refused(200, str(reason))
+                            if not refused.is_forbidden:
+                                raise refused
                         yield message
                 raise aiohttp.ClientConnectionError("it ended the watch")  # as a member does that has lost its leader
         except Refused as error:

@@ -63,6 +63,11 @@ class Refused(Exception):
         return self.code == UNAUTHENTICATED or any(part in self.text for part in _BAD_TOKENS)
 
     @property
+    def is_forbidden(self) -> bool:
+        """Whether this user has no right to it."""
+        return self.code == PERMISSION_DENIED or "permission denied" in self.text
+
+    @property
     def is_without_users(self) -> bool:
         """Whether there is no login, because the servers have no users."""
         return "authentication is not enabled" in self.text
@@ -146,7 +151,7 @@ def _refusal(error: Refused, address: Address, prefix: str, target: Target, *, p
         return Unavailable(f"{proxy}; check that etcd runs; the request may have been executed")
     if not error.is_of_etcd:
         return target.lasting(_foreign(error, address))
-    if error.code == PERMISSION_DENIED or "permission denied" in text:
+    if error.is_forbidden:
         return allowed.not_permitted(
             "",
             "grant its role read and write for them, or name another prefix, see docs/etcd.md",

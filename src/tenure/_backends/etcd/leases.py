@@ -21,7 +21,7 @@ from tenure._backends.etcd import requests
 from tenure._backends.etcd.client import CONNECTIONS_MAX, Client, patience
 from tenure._backends.etcd.errors import NO_LEASE, NoTimeLeft, Refused
 from tenure._backends.etcd.hints import Hints
-from tenure._backends.etcd.requests import LOOKED_MAX, Change, Holder, Keys, Record, TxnAnswer
+from tenure._backends.etcd.requests import LOOKED_MAX, Change, Holder, KeyRange, Keys, Record, TxnAnswer
 from tenure._backends.etcd.sessions import Extension, Place, Session, SessionGone, Sessions
 from tenure._checks import LONGEST
 from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl
@@ -298,13 +298,13 @@ class EtcdLeases:
     async def names(self) -> Sequence[str]:
         """List every name that tenure has ever led under this prefix, sorted; a key made by others may be no name."""
         beginning = self._keys.records
-        bounds = {"key": requests.encoded(beginning), "range_end": requests.encoded(requests.end_of(beginning))}
-        found = (await self._client.call("kv/range", {**bounds, "keys_only": True})).body.get("kvs", [])
+        keys = KeyRange.beginning_with(beginning).written()
+        found = (await self._client.call("kv/range", {**keys, "keys_only": True})).body.get("kvs", [])
         try:
-            keys = [requests.decoded(an_object(one).get("key")) for one in a_list(found)]
+            known = [requests.decoded(an_object(one).get("key")) for one in a_list(found)]
         except Unreadable as error:
             raise requests.no_answer(error) from error
-        names = (requests.unescaped(key.removeprefix(beginning)) for key in keys)
+        names = (requests.unescaped(key.removeprefix(beginning)) for key in known)
         return sorted(name for name in names if name is not None)
 
     async def ask_to_resign(self, name: str) -> bool:

@@ -58,6 +58,21 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys from *first* up to *end*, without that one; only the key *first* if there is no end."""
+
+    first: bytes
+    end: bytes | None = None
+
+    @classmethod
+    def beginning_with(cls, beginning: bytes) -> KeyRange:
+        return cls(beginning, end_of(beginning))
+
+    def written(self) -> Json:
+        return {"key": encoded(self.first)} | ({} if self.end is None else {"range_end": encoded(self.end)})
+
+
+@dataclass(frozen=True, slots=True)
 class Keys:
     """The keys under one prefix."""
 
@@ -93,11 +108,14 @@ class Keys:
         """The beginning of the keys of all records."""
         return f"{self.prefix}{_OWN}record/".encode()
 
-    def ranges(self, name: str) -> tuple[bytes, ...]:
-        """Return the beginnings of keys to watch for *name*: all keys here; without a prefix, only those of *name*."""
-        if self.prefix:
-            return (self.prefix.encode(),)
-        return self.election(name), _OWN.encode()
+    @property
+    def whole(self) -> KeyRange:
+        """All keys here."""
+        return KeyRange.beginning_with(self.prefix.encode())
+
+    def watched(self, name: str) -> tuple[KeyRange, ...]:
+        """Return the keys whose changes concern *name*."""
+        return KeyRange.beginning_with(self.election(name)), KeyRange(self.record(name)), KeyRange(self.resign(name))
 
     def change(self, event: object) -> Change | None:
         """Return the change that *event* reports; None if it concerns no election.
@@ -310,8 +328,8 @@ def created_at(key: bytes, revision: int) -> Json:
 
 def none_created_before(beginning: bytes, revision: int) -> Json:
     """Hold if every key with this *beginning* was created at *revision* or later."""
-    bounds = {"key": encoded(beginning), "range_end": encoded(end_of(beginning))}
-    return {"target": "CREATE", "result": "GREATER", "create_revision": str(revision - 1), **bounds}
+    keys = KeyRange.beginning_with(beginning).written()
+    return {"target": "CREATE", "result": "GREATER", "create_revision": str(revision - 1), **keys}
 
 
 def has_version(key: bytes, version: int) -> Json:
@@ -345,8 +363,8 @@ def last_before(beginning: bytes, revision: int) -> Json:
 
 
 def _in_order_of_creation(beginning: bytes, order: str) -> Json:
-    bounds = {"key": encoded(beginning), "range_end": encoded(end_of(beginning))}
-    return {"request_range": {**bounds, "sort_target": "CREATE", "sort_order": order, "limit": "1"}}
+    keys = KeyRange.beginning_with(beginning).written()
+    return {"request_range": {**keys, "sort_target": "CREATE", "sort_order": order, "limit": "1"}}
 
 
 def txn(compare: Sequence[Json], success: Sequence[Json], failure: Sequence[Json] = ()) -> Json:
@@ -425,9 +443,21 @@ def is_asked(found: KeyValue | None, token: int) -> bool:
     return found is not None and found.value == str(token).encode()
 
 
-def watch(beginning: bytes, revision: int | None) -> Mapping[str, Json]:
-    """Watch all keys with this *beginning*, from *revision* on; None: from now on."""
-    request: Json = {"key": encoded(beginning), "range_end": encoded(end_of(beginning)), "progress_notify": True}
+# --- on a stream of watches ------------------------------------------------------------------------------
+
+
+PROGRESS: Json = {"progress_request": {}}
+"""Ask for a sign of life; it says no watch, and the present revision."""
+
+
+def watch(keys: KeyRange, number: int, revision: int | None) -> Json:
+    """Watch *keys* under a *number*, from *revision* on; None: from now on."""
+    request: Json = {**keys.written(), "watch_id": str(number), "progress_notify": True}
     if revision is not None:
         request["start_revision"] = str(revision)
     return {"create_request": request}
+
+
+def no_watch(number: int) -> Json:
+    """Watch these keys no more."""
+    return {"cancel_request": {"watch_id": str(number)}}
