@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,9 +21,9 @@ from tenure._lease import Granted, HeldBy, Lost, Released, Vacant
 from tenure._runtime.clock import SystemClock
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
-from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy, late
 from tests.connections import connections_to
+from tests.durations import stretched, until
 from tests.explained import facts_by_name
 from tests.servers import Etcd, patient, private, shared
 from tests.servers.etcd import end_of, from_base64, in_base64
@@ -290,7 +291,7 @@ async def test_closing_ends_the_places_that_wait_and_no_claim(server: Etcd, name
             await waiting(closed.leases, f"{name}-led", "cat#1", ttl=2.0)
         assert len(places(server, name)) == 1
         assert len(places(server, f"{name}-led")) == 1
-        await until(lambda: not places(server, f"{name}-led"), within=10)  # it runs out
+        await until(lambda: not places(server, f"{name}-led"))  # it runs out
         with pytest.raises(ConfigError, match="closed"):
             await closed.leases.inspect(name)
 
@@ -587,6 +588,144 @@ async def test_a_deadline_is_kept_although_its_timer_ends_early(server: Etcd, na
         await until(lambda: not backend.leases._sessions._places)
     finally:
         await backend.close()
+
+
+# --- a link that works one way ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def asking_on(ask: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Ask again and again, as a driver does, whatever the answer."""
+
+    async def ask_on() -> None:
+        while True:
+            with suppress(Unavailable):
+                await ask()
+            await asyncio.sleep(0.02)
+
+    task = asyncio.ensure_future(ask_on())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@dataclass
+class OneWay:
+    """A candidate that gets no answer: what it asks on for, and how its answers are kept from it."""
+
+    asks: Literal["renews", "waits"]
+    shares: bool
+    """Whether another place in its session is answered: of a holder that others can't reach in that way."""
+
+
+ONE_WAY = [OneWay("renews", False), OneWay("waits", False), OneWay("renews", True), OneWay("waits", True)]
+
+
+@pytest.mark.parametrize("way", ONE_WAY, ids=repr)
+async def test_a_candidate_whose_answers_are_lost_is_followed_although_it_asks_on(
+    server: Etcd, name: str, way: OneWay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its requests arrives, and would keep its session alive: it leads, or comes to the front."""
+    ttl = max(1.0, stretched(0.5))
+    async with opened(server.url) as ann, opened(server.url, "timeout=0.1") as bob:
+        other = await granted(bob.leases, f"{name}-other", ttl=ttl) if way.shares else None
+        if way.asks == "renews":
+            grant = await granted(bob.leases, name, "bob#1", ttl=ttl)
+        else:
+            grant = await granted(ann.leases, name, "cat#1", ttl=ttl)
+            await waiting(bob.leases, name, ttl=ttl)
+        await waiting(ann.leases, name, "dan#1", ttl=ttl)
+        real = Member.post
+
+        async def post(self: Member, path: str, body: Any, token: str) -> Any:
+            answer = await real(self, path, body, token)
+            if self in bob._client.members and (other is None or f"tenure/{name}/" in written(body)):
+                raise ConnectionResetError
+            return answer
+
+        monkeypatch.setattr(Member, "post", post)
+
+        async def ask() -> object:
+            if other is not None:
+                await bob.leases.renew([other], ttl)
+            if way.asks == "renews":
+                return await bob.leases.renew([grant], ttl)
+            return await bob.leases.acquire(name, "bob#1", ttl)
+
+        async def dan_leads() -> bool:
+            if way.asks == "waits":
+                await ann.leases.release(grant)
+            return isinstance(await ann.leases.acquire(name, "dan#1", ttl), Granted)
+
+        async with asking_on(ask):
+            began = time.monotonic()
+            await until(dan_leads)
+            assert time.monotonic() - began < ttl + stretched(1.0)
+            if other is not None:
+                assert list(await bob.leases.renew([other], ttl)) == [Granted(other)]
+
+
+def written(body: Mapping[str, Any]) -> str:
+    """Return the keys that a transaction compares, as text."""
+    return " ".join(from_base64(one["key"]) for one in body.get("compare", ()))
+
+
+async def test_a_place_whose_time_was_over_before_its_answer_came_is_not_granted(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its key would be deleted by this process while its term goes on."""
+    async with opened(server.url) as backend:
+        grant, other = await granted(backend.leases, name), await granted(backend.leases, f"{name}-other")
+        sessions = backend.leases._sessions
+
+        async def change(carry_out: Call, path: str, body: Any) -> Reply:
+            reply = await carry_out()
+            if f"tenure/{name}/" in written(body):
+                monkeypatch.undo()
+                place = sessions.find(name, "ann#1")
+                assert place is not None
+                place.deadline = -math.inf
+                sessions._timer_at = -math.inf
+                sessions.end_overdue()
+            return reply
+
+        intercepted(backend, monkeypatch, change)
+        assert list(await backend.leases.renew([grant, other], TTL)) == [Lost(grant), Granted(other)]
+        await until(lambda: not places(server, name))
+        assert list(await backend.leases.renew([other], TTL)) == [Granted(other)]
+
+
+async def test_a_session_is_revoked_at_once_when_all_of_its_places_are_over(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(server.url) as backend:
+        sessions = backend.leases._sessions
+        for number in range(3):
+            await granted(backend.leases, f"{name}-{number}")
+        (lease,) = {one["lease"] for one in keys(server, f"tenure/{name}-").values()}
+        paths: list[str] = []
+
+        async def change(carry_out: Call, path: str, body: Any) -> Reply:
+            paths.append(path)
+            if path == "lease/revoke" and paths.count(path) == 1:
+                raise Unavailable("no answer")
+            return await carry_out()
+
+        intercepted(backend, monkeypatch, change)
+        for place in sessions._places.values():
+            place.deadline = -math.inf
+        sessions._timer_at = -math.inf
+
+        async def is_free() -> bool:
+            return isinstance(await backend.leases.acquire(f"{name}-0", "ann#2", TTL), Granted)
+
+        await until(is_free)
+        await until(lambda: not sessions._ending)
+        assert paths.count("lease/revoke") == 2
+        ((_, found),) = keys(server, f"tenure/{name}-").items()
+        assert found["lease"] != lease
 
 
 # --- hints -------------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ class EtcdHarness(LeaseHarness):
     ttl = 60.0 if CAN_TURN else 2.0  # long enough for three hundred claims on a busy machine; turning it takes no time
     ends_within = 0.2  # the client ends a lease itself; etcd, if that can't be reached, up to 1 s later
     has_sessions = True
+    keeps_unanswered = False
     faults = frozenset({"lose_answer", "cut", "late", "hold"})
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""

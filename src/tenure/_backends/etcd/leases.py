@@ -89,7 +89,6 @@ class EtcdLeases:
             await self._sessions.end(name, holder, until)
             place = None
         place = place or self._sessions.add(name, holder, ttl)
-        place.prolong(asked_at + ttl)
         with place.asking():
             for _ in range(ROUNDS):
                 try:
@@ -100,6 +99,7 @@ class EtcdLeases:
                     continue
                 self._require_waiting(place)
                 if answer is not None:
+                    place.answered(asked_at, ttl)
                     return answer
         raise Unavailable(f"{self._client.address} changed while {holder!r} asked for {name!r}; tenure asks again")
 
@@ -179,9 +179,8 @@ class EtcdLeases:
                     f"{place.name!r} was claimed for {place.session.ttl} s and can't be renewed for {ttl:g} s; use "
                     "one ttl for both"
                 )
-            place.prolong(asked_at + ttl)
             by_session.setdefault(place.session, []).append(place)
-        renewing = [self._renew(session, some, until) for session, some in by_session.items()]
+        renewing = [self._renew(session, some, asked_at, ttl, until) for session, some in by_session.items()]
         answers: dict[Place, Granted | Lost | NoAnswer] = {}
         for found in await asyncio.gather(*renewing):
             answers |= found
@@ -195,7 +194,7 @@ class EtcdLeases:
         return place if place is not None and place.revision == grant.token else None
 
     async def _renew(
-        self, session: Session, places: Sequence[Place], until: float
+        self, session: Session, places: Sequence[Place], asked_at: float, ttl: float, until: float
     ) -> dict[Place, Granted | Lost | NoAnswer]:
         answers: dict[Place, Granted | Lost | NoAnswer] = {}
         left = list(places)
@@ -209,7 +208,11 @@ class EtcdLeases:
                 if not lost and _is_judged(extension, answer):
                     for number, place in enumerate(left):
                         resign = requests.is_asked(answer.first(number), place.revision or 0)
-                        answers[place] = Granted(_grant_of(place), resign)
+                        if place.is_ending:  # its time was over before this answer came
+                            answers[place] = Lost(_grant_of(place))
+                        else:
+                            place.answered(asked_at, ttl)
+                            answers[place] = Granted(_grant_of(place), resign)
                     return answers
                 left = [place for place in left if place not in lost]
                 if not left:

@@ -5,8 +5,11 @@ House rules:
 - A session is one etcd lease, whose number we choose: a ``LeaseGrant`` whose answer was lost can be repeated. It
   carries the places of many candidates, at most one for each name, because the lease is a part of the key.
 - etcd ends a session that isn't kept alive. A place in it that isn't renewed must be ended by us: each has a deadline
-  on our own clock, at which its key is deleted, again and again until it is known to be gone. Each request of its
-  holder moves the deadline, answered or not: a holder that asks has not stalled.
+  on our own clock, at which its key is deleted, again and again until it is known to be gone.
+- Only an answer moves the deadline, to a ttl after its request was sent. Requests may arrive although no answer comes
+  back: then each one keeps the session alive, and its places would stand before all others without being of use.
+- A session all of whose places are over is revoked, and takes no more places: none of its keys is left, and nothing
+  that is asked later keeps it alive.
 - A request to put a key that got no answer may be executed later. So a place with such a request is ended by raising
   the session's fence in the same transaction: then no earlier request puts the key any more.
 """
@@ -56,7 +59,7 @@ class Place:
     holder: str
     session: Session
     deadline: float
-    """When it ends, on our clock, unless its holder asks again."""
+    """When it ends, on our clock, unless its holder is answered again."""
     revision: int | None = None
     """The create revision of its key: the token; None while that is unknown, or there is no key."""
     unanswered: int = 0
@@ -68,9 +71,9 @@ class Place:
     is_asked_for: bool = False
     """Whether a request for it is under way."""
 
-    def prolong(self, deadline: float) -> None:
-        """Let it end at *deadline*, unless it ends later; also if the request that asks for it gets no answer."""
-        self.deadline = max(self.deadline, deadline)
+    def answered(self, asked_at: float, ttl: float) -> None:
+        """Let it end a *ttl* after a request that was sent at *asked_at*, and was answered, unless it ends later."""
+        self.deadline = max(self.deadline, asked_at + ttl)
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -107,6 +110,8 @@ class Session:
         """The version of its fence: requests to put a key in it succeed only with this one."""
         self.fencing: asyncio.Lock = asyncio.Lock()
         self.is_gone = False
+        self.is_abandoned = False
+        """Whether it is being revoked, as all of its places are over."""
         self.places: dict[str, Place] = {}
         self._is_granted = False
         self._granting = asyncio.Lock()
@@ -117,7 +122,7 @@ class Session:
     def takes_places(self) -> bool:
         """Whether a new place may be put into it."""
         is_idle = not self.places and self._clock.now() - self._kept_at > IDLE_SHARE * self.ttl
-        return not self.is_gone and not is_idle and len(self.places) < CHECKED_MAX
+        return not (self.is_gone or self.is_abandoned or is_idle) and len(self.places) < CHECKED_MAX
 
     async def begin(self, until: float) -> None:
         """Grant the lease, unless that was done.
@@ -166,7 +171,8 @@ class Session:
     async def revoke(self, until: float) -> None:
         """End the lease, and with it every key in it."""
         if self._is_granted and not self.is_gone:
-            await self._client.call("lease/revoke", {"ID": str(self.lease)}, until=until, handles=NO_LEASE)
+            with suppress(Refused):  # there is no such etcd lease any more
+                await self._client.call("lease/revoke", {"ID": str(self.lease)}, until=until, handles=NO_LEASE)
 
 
 def _seconds_in(answer: Json, name: str) -> int:
@@ -259,9 +265,16 @@ class Sessions:
         now = self._clock.now()
         if now < self._timer_at:
             return
-        for place in [one for one in self._places.values() if one.deadline <= now]:
+        overdue = [one for one in self._places.values() if one.deadline <= now]
+        for place in overdue:
             self._begin_ending(place)
-            self._tasks.spawn(self._delete_later(place, at_once=True))
+        for session in dict.fromkeys(place.session for place in overdue):
+            if all(place.is_ending for place in session.places.values()):
+                session.is_abandoned = True
+                self._tasks.spawn(self._abandon(session))
+        for place in overdue:
+            if not place.session.is_abandoned:
+                self._tasks.spawn(self._delete_later(place, at_once=True))
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_at = None, math.inf
@@ -306,6 +319,18 @@ class Sessions:
             of_name.discard(place)
             if not of_name:
                 del self._by_name[place.name]
+
+    async def _abandon(self, session: Session) -> None:
+        """Revoke *session*, again and again until it is known to be gone: its places, which are over, are gone, too."""
+        backoff = Backoff(min(1.0, session.ttl / 10), PAUSE_MAX)
+        while not session.is_gone:
+            try:
+                await session.revoke(self._client.until(patience(session.ttl)))
+                self.lost(session)
+            except TenureError:
+                await backoff.rest()
+        for place in list(session.places.values()):
+            self.forget(place)
 
     async def _delete_later(self, place: Place, *, at_once: bool = False) -> None:
         first = min(1.0, place.session.ttl / 10)

@@ -61,6 +61,8 @@ class LeaseHarness(ABC):
     """The seconds after its end within which the store has ended a lease; where it looks once a second, say, one."""
     has_sessions: ClassVar[bool] = False
     """Whether a claim belongs to the client that made it: no other client can renew it."""
+    keeps_unanswered: ClassVar[bool] = True
+    """Whether a renewal whose answer was lost extends a claim; or its client gives it up as if that had not come."""
     answer_within: ClassVar[float] = 10.0
     """The longest time of a request, in real seconds, while the store is unreachable."""
     is_exact: ClassVar[bool] = False
