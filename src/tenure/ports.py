@@ -3,7 +3,8 @@
 For authors of backends, and for tests that put an object of their own between tenure and a store. A program that uses
 tenure needs none of this. The suites that a backend has to pass are in :mod:`tenure.testing.conformance`.
 
-- Leases: :class:`LeaseStore`, or :class:`QueuedLeaseStore` where candidates stand in a queue. It gets a
+- Leases: :class:`LeaseStore`, or :class:`QueuedLeaseStore` where candidates stand in a queue, or
+  :class:`FollowedLeaseStore` where a process can follow the renewals of others. It gets a
   :class:`Grant`, and answers :class:`Granted`, :class:`HeldBy`, :class:`Vacant`, :class:`Lost`, :class:`Released` or
   :class:`NoAnswer`. Its hints are of the type ``Hint``.
 - Queues: :class:`Broker`, or :class:`SurveyingBroker` where one request tells of many queues, or :class:`PagingBroker`
@@ -15,7 +16,7 @@ tenure needs none of this. The suites that a backend has to pass are in :mod:`te
 
 from __future__ import annotations
 
-from tenure._election.store import Hint, LeaseStore, QueuedLeaseStore
+from tenure._election.store import FollowedLeaseStore, Hint, LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._public import publish_all
 from tenure._queue.broker import (
@@ -60,6 +61,7 @@ __all__ = [
     "Defer",
     "Deleted",
     "Died",
+    "FollowedLeaseStore",
     "Generations",
     "GiveBack",
     "Grant",

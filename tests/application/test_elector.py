@@ -12,7 +12,7 @@ from tenure._backends.memory.leases import MemoryLeases
 from tenure._election.driver import Driver
 from tenure._election.elector import Election
 from tenure._election.health import Health
-from tenure._election.store import LeaseTraits
+from tenure._election.store import LeaseStore, LeaseTraits
 from tenure._election.term import Term
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.renewal_thread import RenewalThread
@@ -28,7 +28,7 @@ TIMING = Timing()
 class FaultyStore:
     """A store whose connection can be slow, be cut, or lose answers."""
 
-    def __init__(self, inner: MemoryLeases) -> None:
+    def __init__(self, inner: LeaseStore) -> None:
         self.inner = inner
         self.cut = False
         self.loses_answers = False

@@ -19,6 +19,7 @@ TRAITS = LeaseTraits(
     hints=True,
     survives_restart=False,
     tells_remaining=False,
+    follows_renewals=True,
 )
 
 
@@ -46,6 +47,13 @@ class Records:
     kept: dict[str, Record] = field(default_factory=dict)
     stamps: int = 0
     notifier: Notifier = field(default_factory=Notifier)
+    written: Notifier = field(default_factory=Notifier)
+    """Notified of each write, which those who follow are told of."""
+
+    def close(self) -> None:
+        """End the waits of all clients."""
+        self.notifier.close()
+        self.written.close()
 
 
 class ObservedMemoryLeases:
@@ -55,6 +63,7 @@ class ObservedMemoryLeases:
         self.clock = clock or SystemClock()
         self.records = records or Records()
         self.seen: dict[str, tuple[int, float]] = {}  # by name: the stamp, and when it was seen first
+        self.changed: set[str] = set()  # names that were seen to change: so it is known how old their record is
 
     @property
     def traits(self) -> LeaseTraits:
@@ -68,7 +77,7 @@ class ObservedMemoryLeases:
         if record is not None and self._left(name, record) > 0.0:
             if record.holder == holder:
                 return self._renewed(name, record, ttl)
-            return replace(_held_by(name, record), resign_asked=False)
+            return replace(self._held_by(name, record), resign_asked=False)
         token = record.token + 1 if record is not None else 1
         new = self._write(name, Record(holder, token, ttl, 0, FrozenDict(metadata)))
         self._changed(name)
@@ -100,7 +109,7 @@ class ObservedMemoryLeases:
         if record is None:
             return Vacant(name)
         left = self._left(name, record)
-        return _held_by(name, record) if left > 0.0 else Vacant(name, record.token, -left)
+        return self._held_by(name, record) if left > 0.0 else Vacant(name, record.token, -left)
 
     async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
         return [await self.inspect(name) for name in names]
@@ -121,11 +130,23 @@ class ObservedMemoryLeases:
         require_name(name)
         return self.records.notifier.listen(name)
 
+    async def follow_renewals(self, prefix: str) -> AsyncIterator[object]:
+        async for _ in self.records.written.listen(""):
+            for name in self.records.kept:
+                if name.startswith(prefix):
+                    self._told(name)
+            yield None
+
     # --- parts, which planted bugs replace ---
+
+    def _told(self, name: str) -> None:
+        self._read(name)
 
     def _read(self, name: str) -> Record | None:
         record = self.records.kept.get(name)
         if record is not None and self.seen.get(name, (0, 0.0))[0] != record.stamp:
+            if name in self.seen:
+                self.changed.add(name)
             self.seen[name] = record.stamp, self.clock.now()
         return record
 
@@ -147,12 +168,13 @@ class ObservedMemoryLeases:
         self.records.stamps += 1
         new = self.records.kept[name] = replace(record, stamp=self.records.stamps)
         self._read(name)
+        self.records.written.notify("")
         return new
 
     def _changed(self, name: str) -> None:
         self.records.notifier.notify(name)
 
-
-def _held_by(name: str, record: Record) -> HeldBy:
-    assert record.holder is not None
-    return HeldBy(name, record.holder, record.token, None, record.metadata, record.resign_asked)
+    def _held_by(self, name: str, record: Record) -> HeldBy:
+        assert record.holder is not None
+        left = self._left(name, record) if name in self.changed else None
+        return HeldBy(name, record.holder, record.token, left, record.metadata, record.resign_asked)

@@ -20,7 +20,7 @@ class ObservedHarness(MemoryHarness):
         return FaultyLeaseStore(self.leases(self._clock, self._records))
 
     async def close(self) -> None:
-        self._records.notifier.close()
+        self._records.close()
         await super().close()
 
 

@@ -92,6 +92,25 @@ class EarlyExpiry(ObservedMemoryLeases):
         return super()._left(name, record) - 0.3 * record.ttl
 
 
+class FollowsNothing(ObservedMemoryLeases):
+    def _told(self, name: str) -> None:
+        pass
+
+
+class FollowsWhatItKnows(ObservedMemoryLeases):
+    def _told(self, name: str) -> None:
+        if name in self.seen:
+            super()._told(name)
+
+
+class FollowedLeasesEndEarly(ObservedMemoryLeases):
+    def _told(self, name: str) -> None:
+        before = self.seen.get(name)
+        super()._told(name)
+        if before is not None and self.seen[name] != before:  # as if it had been renewed when the last look was
+            self.seen[name] = self.seen[name][0], before[1]
+
+
 SHORTENS = "test_a_renewal_never_shortens_a_lease"
 SHORTENS_LATE = "test_a_late_extension_does_not_shorten_a_lease"
 
@@ -104,6 +123,9 @@ PLANTED: dict[type[ObservedMemoryLeases] | type[FaultyLeaseStore], tuple[str, ..
     OldGrantsExtendTheNext: ("test_an_old_grant_of_the_same_holder_does_not_extend_its_new_one",),
     OneThatIsCutOffCostsTheOthers: ("test_one_unreachable_grant_costs_the_others_nothing",),
     LooksAreRenewals: ("test_a_lease_ends_by_itself_and_not_before",),
+    FollowsNothing: ("test_a_followed_renewal_counts_from_when_it_was_told",),
+    FollowsWhatItKnows: ("test_what_is_followed_need_not_be_known_before",),
+    FollowedLeasesEndEarly: ("test_what_is_followed_ends_no_sooner",),
     EarlyExpiry: ("test_a_lease_ends_by_itself_and_not_before",),
 }
 """Planted bugs, each with the tests that must find it."""

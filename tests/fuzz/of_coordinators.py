@@ -31,7 +31,7 @@ from tenure._backends.kubernetes.credentials import Command, _credential_in
 from tenure._backends.kubernetes.kubeconfig import access_of, read_kubeconfig
 from tenure._backends.kubernetes.leases import KubernetesLeases
 from tenure._backends.kubernetes.observations import Observations
-from tenure._backends.kubernetes.watch import Watch
+from tenure._backends.kubernetes.watch import NamespaceWatch, NameWatch
 from tenure._backends.peers.seal import Broken, SharedKey, introduced, introduction, length_of, nonce_of
 from tenure._backends.peers.wire import (
     BODY_MAX,
@@ -116,11 +116,12 @@ def read_lease(given: Any) -> None:
             assert json.dumps(written)
             assert isinstance(records.is_kept(written, found), bool)
             assert records.token_of(written) >= token or not records.has_version(found)  # it isn't created yet
-    watch = cast(Any, Watch.__new__(Watch))
-    watch._name, watch._observed, watch._about, watch.topics = "chair", observations, None, {"chair": {1}}
-    watch._notifier = SimpleNamespace(notify=nothing)
-    for kind in ("ADDED", "BOOKMARK", "DELETED", "ERROR"):
-        assert isinstance(watch._handle(kind, found), bool)
+    of_one, of_all = cast(Any, NameWatch.__new__(NameWatch)), cast(Any, NamespaceWatch.__new__(NamespaceWatch))
+    of_one._name, of_one._about, of_one._notifier = "chair", None, SimpleNamespace(notify=nothing)
+    for watch in (of_one, of_all):
+        watch._observed, watch.topics = observations, {"chair": {1}}
+        for kind in ("ADDED", "BOOKMARK", "DELETED", "ERROR"):
+            assert isinstance(watch._handle(kind, found), bool)
 
 
 def response(status: int = 200, **headers: str) -> Any:

@@ -38,8 +38,8 @@ from tenure._election.effects import (
     WorkOverran,
 )
 from tenure._election.machine import NEVER, Machine
+from tenure._election.store import FollowedLeaseStore, LeaseStore, QueuedLeaseStore
 from tenure._election.store import Hint as StoreHint
-from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, HeldBy, Metadata, NoAnswer, Vacant
 from tenure._runtime.alarms import Alarm
 from tenure._runtime.clock import Clock
@@ -473,6 +473,18 @@ class Driver:
                 if ends_this_task(error):
                     raise
                 # Hints are optional: callers also poll.
+            await asyncio.sleep(pause)
+
+    async def follow_renewals(self, prefix: str, pause: float) -> None:
+        """Let the store note the renewals of all leases that begin with *prefix*, if it follows any; else return."""
+        while self.store.traits.follows_renewals:
+            try:
+                async for _ in cast(FollowedLeaseStore, self.store).follow_renewals(prefix):
+                    pass
+            except (Exception, asyncio.CancelledError) as error:
+                if ends_this_task(error):
+                    raise
+                # It is optional, too: looks find the same, later.
             await asyncio.sleep(pause)
 
 

@@ -47,6 +47,9 @@ class LeaseTraits:
     ``acquire`` may hold the name, and another ``acquire`` would keep it from all others: it must look first."""
     tells_vacancy: bool = True
     """Whether ``inspect`` tells since when a name has been vacant that was released."""
+    follows_renewals: bool = False
+    """Whether a process can follow the renewals of others, where it judges their end by what it has seen. Then the
+    store is a :class:`FollowedLeaseStore`."""
     foreign_leaders: bool = False
     """Whether other programs lead there, too, by clients of their own. They have no metadata and read no requests to
     resign, so ``ask_to_resign`` returns False for them."""
@@ -119,6 +122,22 @@ class LeaseStore(Protocol):
         that it can report nothing, as it may not subscribe, yields ``"absent"`` once; then candidates and observers ask
         in their own time, until it yields None again. It never yields None because some time has passed: leaders obey
         hints, too.
+        """
+        ...
+
+
+class FollowedLeaseStore(LeaseStore, Protocol):
+    """A store in which the end of a lease is observed, and that tells of renewals: ``traits.follows_renewals`` is true.
+
+    There, a process that only looks sees a renewal late, and takes the lease for longer than it is.
+    """
+
+    def follow_renewals(self, prefix: str) -> AsyncIterator[object]:
+        """While it is awaited, note each renewal of the leases whose names begin with *prefix* as it happens.
+
+        So ``inspect`` knows the end of each from its last renewal, and not from when a look has found it. It is never
+        known too early: a lease ends its own ttl after this process saw its last change, also if this misses some.
+        Where a user may not follow them, nothing is noted. It yields now and then, which has no meaning.
         """
         ...
 

@@ -105,6 +105,7 @@ class Owner:
             while not (self.machine.has_left and not self._leases):
                 try:
                     self._perform(self.machine.tick(self._driver.clock.now()))
+                    self._follow_renewals()
                     self._follow_members()
                 except Exception as error:  # as of a renewal thread that has ended
                     self._fail(error)
@@ -305,6 +306,12 @@ class Owner:
         self.cancel_work()
 
     # --- hints ---
+
+    def _follow_renewals(self) -> None:
+        """Let the store note the renewals of the whole group: a look alone finds the end of a dead member's late."""
+        prefix, pause = self.machine.layout.prefix, self.machine.timing.retry_every
+        if prefix not in self._hints:  # which is no lease's name
+            self._hints[prefix] = self._renewal_thread.submit(partial(self._driver.follow_renewals, prefix, pause))
 
     def _follow_members(self) -> None:
         """Follow the hints of the other members' slots that are held now, and of no other."""

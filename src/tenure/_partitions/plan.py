@@ -47,13 +47,18 @@ class Layout:
     name: str
     partitions: tuple[str, ...]
 
+    @property
+    def prefix(self) -> str:
+        """The begin of the names of all leases of the group."""
+        return f"{self.name}."
+
     def lease_of(self, partition: str) -> str:
         """Return the name of the lease of a partition."""
-        return f"{self.name}.{partition}"
+        return f"{self.prefix}{partition}"
 
     def slot(self, number: int) -> str:
         """Return the name of the lease of a slot."""
-        return f"{self.name}.{SLOT}{number}"
+        return f"{self.prefix}{SLOT}{number}"
 
     @property
     def text(self) -> str:

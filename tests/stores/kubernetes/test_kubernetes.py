@@ -15,13 +15,14 @@ import pytest
 
 from tenure._backends import kubernetes
 from tenure._backends.kubernetes import leases as leases_module
-from tenure._backends.kubernetes import records, watch
+from tenure._backends.kubernetes import observations, records, watch
 from tenure._election.store import Hint, LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure._runtime import shared_hints
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
+from tenure.testing._conformance.leases.following import following
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
 from tests.explained import facts_by_name
@@ -825,6 +826,65 @@ async def test_a_watch_comes_back_with_its_server(name: str) -> None:
             assert await backend.leases.release(grant) == Released(grant)
             await until(lambda: heard.count > again)
             await heard.close()
+
+
+# --- following renewals ------------------------------------------------------------------------------------------
+
+
+async def test_one_watch_follows_a_whole_group(server: Kubernetes, name: str, clock: TurnedClock) -> None:
+    async with opened(server.url) as ann, opened(server.url, clock) as bob:
+        names = [f"{name}.{number}" for number in range(20)]
+        async with following(bob.leases, f"{name}."):
+            await watched(server, "")
+            server.forget()
+            grants = [await claim(ann.leases, one) for one in names]
+            await claim(ann.leases, f"{name}-other")
+            await ann.leases.renew(grants, 15.0)
+            await until(lambda: followed(bob) == set(names))
+            assert [one["verb"] for one in server.requests() if one["verb"] in ("get", "list", "watch")] == ["get"] * 21
+            clock.turned += 14.0
+            seen = await bob.leases.inspect_many(names)
+            assert all(isinstance(one, HeldBy) for one in seen)
+            clock.turned += 1.0
+            assert all(isinstance(one, Vacant) for one in await bob.leases.inspect_many(names))
+        bob._renewals.here()[None].end()
+        assert not followed(bob)
+
+
+def followed(backend: kubernetes.KubernetesBackend) -> set[str]:
+    return set(backend.leases._observed._followed)
+
+
+async def test_a_user_of_single_leases_is_refused_the_watch_of_all_once(server: Kubernetes, name: str) -> None:
+    server.set(roles=[{"verbs": ["get", "update", "watch"], "names": [name]}, {"verbs": ["create"]}])
+    async with opened(server.url) as backend:
+        grant = await claim(backend.leases, name)
+        async with following(backend.leases, name):
+            await watched(server, "")
+            assert watches(server, "")[0]["status"] == 403
+            heard = Heard(backend.leases, name)
+            await heard.one_more()
+            assert await backend.leases.release(grant) == Released(grant)
+            await until(lambda: heard.count == 2)
+            assert has_hints(backend.leases)
+            assert isinstance(await backend.leases.inspect(name), Vacant)
+            await heard.close()
+        assert len(watches(server, "")) == 1
+
+
+async def test_what_is_followed_is_bounded(monkeypatch: pytest.MonkeyPatch, clock: TurnedClock) -> None:
+    monkeypatch.setattr(observations, "FOLLOWED_MAX", 3)
+    seen = observations.Observations(clock)
+    leases = {name: {"metadata": {"name": name}, "spec": {"renewTime": "1"}} for name in "abcde"}
+    seen.note("asked", {"metadata": {"name": "asked"}, "spec": {}})
+    for name, lease in [*leases.items(), ("c", {**leases["c"], "spec": {"renewTime": "2"}})]:
+        seen.note_followed(name, lease)
+    assert list(seen._followed) == ["d", "e", "c"]  # of too many, those that were renewed last
+    noted_at = seen.now
+    clock.turned += 5.0
+    assert seen.note("d", leases["d"]).since <= noted_at
+    assert seen.note("a", leases["a"]).since >= noted_at + 5.0
+    assert "asked" in seen._known
 
 
 # --- connections -------------------------------------------------------------------------------------------------

@@ -13,15 +13,17 @@ import pytest
 
 from tenure._backends import nats
 from tenure._backends.nats import leases as leases_module
+from tenure._backends.nats import observations
 from tenure._backends.nats.errors import NotPermitted
-from tenure._backends.nats.lease_records import TTL_MIN, read
-from tenure._backends.nats.leases import SERIALIZABLE
+from tenure._backends.nats.lease_records import TTL_MIN, acquired, read, renewed
+from tenure._backends.nats.leases import SERIALIZABLE, TRAITS
 from tenure._backends.nats.names import WORD_MAX, name_by, short_word_of
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure._opened import Fact
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
+from tenure.testing._conformance.leases.following import following
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
 from tests.explained import facts_by_name
@@ -360,6 +362,75 @@ async def test_a_bucket_that_reports_nothing_gives_no_hints(server: Nats, prefix
         fact = fact_of(await backend.describe(), "hints")
         assert "none" in fact.value
         assert "--republish-destination" in fact.advice
+
+
+# --- following renewals ------------------------------------------------------------------------------------------
+
+
+async def test_one_subscription_follows_a_whole_group(server: Nats, prefix: str, clock: TurnedClock) -> None:
+    async with opened(at(server, prefix)) as ann, opened(at(server, prefix), clock) as bob:
+        names = [f"{'orders ' * 20}.{number}" for number in range(20)]  # too long for a key as they are
+        await granted(ann, "other")
+        async with following(bob.leases, names[0][:-1]):
+            await until(lambda: all(one.is_live for one in bob.leases._renewals.sources()) and followers(bob))
+            grants = [await granted(ann, one) for one in names]
+            await ann.leases.renew([*grants, await granted(ann, "other")], TTL)
+            await until(lambda: len(heard(bob)) == len(names) and stamps(bob) == stamps(ann, names))
+            assert heard(bob) == set(names)
+            clock.turned += TTL * 0.9
+            seen = await bob.leases.inspect_many(names)
+            assert all(isinstance(one, HeldBy) for one in seen)
+            clock.turned += TTL * 0.1
+            assert all(isinstance(one, Vacant) for one in await bob.leases.inspect_many(names))
+            bob.leases._observed._known.clear()
+        bob.leases._renewals.here()["*"].end()
+        assert not heard(bob)
+
+
+def followers(backend: nats.NatsBackend) -> int:
+    return len(list(backend.leases._renewals.sources()))
+
+
+def heard(backend: nats.NatsBackend) -> set[str]:
+    return set(backend.leases._observed._heard)
+
+
+def stamps(backend: nats.NatsBackend, known: list[str] | None = None) -> set[str]:
+    """Return the stamps that were heard; or those of *known* names."""
+    seen = backend.leases._observed
+    if known is None:
+        return {one.stamp for one in seen._heard.values()}
+    return {found.record.stamp for one in known if (found := seen._known[one]).record is not None}
+
+
+async def test_a_user_of_single_names_does_without_all_reports(prefix: str) -> None:
+    async with as_user(prefix, {"subscribe": ["_INBOX.>", f"{prefix}-leases.job"]}) as backend:
+        grant = await granted(backend, "job")
+        async with following(backend.leases, "job"):
+            await until(lambda: any(one.is_deaf for one in backend.leases._renewals.sources()))
+            hints = backend.leases.hints("job")
+            await asyncio.wait_for(anext(hints), 10.0)
+            assert backend.leases.traits.hints
+            assert await backend.leases.release(grant) == Released(grant)
+            await asyncio.wait_for(anext(hints), 10.0)
+            assert isinstance(await backend.leases.inspect("job"), Vacant)
+
+
+async def test_what_is_heard_is_bounded(monkeypatch: pytest.MonkeyPatch, clock: TurnedClock) -> None:
+    monkeypatch.setattr(observations, "HEARD_MAX", 3)
+    seen = observations.Observations(clock)
+    records = {name: acquired(name, "ann#1", TTL, {}, after=1, stamp=f"{name}-1") for name in "abcde"}
+    for record in (*records.values(), renewed(records["c"], TTL, left=0.0, stamp="c-2")):
+        seen.note_report(record)
+    assert list(seen._heard) == ["d", "e", "c"]  # of too many, those that were told last
+    heard_at = seen.now
+    clock.turned += TTL / 2
+    assert seen.note(records["d"], 1).since <= heard_at
+    assert seen.note(records["a"], 1).since >= heard_at + TTL / 2
+    clock.turned += 2 * TTL
+    seen.note_report(records["b"])
+    assert list(seen._heard) == ["c", "b"]  # and not what is far older than a lease, two at a time
+    assert not seen._doubted
 
 
 # --- links and servers -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from tenure._backends.kubernetes.client import Client
 from tenure._backends.kubernetes.diagnosis import diagnose
 from tenure._backends.kubernetes.leases import TRAITS, KubernetesLeases
 from tenure._backends.kubernetes.observations import Observations
-from tenure._backends.kubernetes.watch import Watches
+from tenure._backends.kubernetes.watch import Renewals, Watches
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.closing import close_in_order
@@ -36,7 +36,8 @@ class KubernetesBackend:
         self.warnings: Sequence[Fact] = client.warnings
         observations = Observations(clock)
         self._watches = Watches(client, observations)
-        self.leases: KubernetesLeases = KubernetesLeases(client, observations, self._watches)
+        self._renewals = Renewals(client, observations)
+        self.leases: KubernetesLeases = KubernetesLeases(client, observations, self._watches, self._renewals)
 
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the API server, this user's rights, and the namespace."""
@@ -44,4 +45,4 @@ class KubernetesBackend:
 
     async def close(self) -> None:
         """End all watches, and close every connection."""
-        await close_in_order(self._watches.close, self._client.close)
+        await close_in_order(self._watches.close, self._renewals.close, self._client.close)

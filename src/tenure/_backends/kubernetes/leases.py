@@ -42,7 +42,7 @@ from tenure._backends.kubernetes.records import (
     strategy_of,
     token_of,
 )
-from tenure._backends.kubernetes.watch import Watches
+from tenure._backends.kubernetes.watch import Renewals, Watches
 from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl
 from tenure._foreign import Unreadable, a_list, a_text, an_object
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
@@ -58,6 +58,7 @@ TRAITS = LeaseTraits(
     survives_restart=True,
     names="dns",
     tells_remaining=False,
+    follows_renewals=True,
     foreign_leaders=True,
 )
 
@@ -78,10 +79,11 @@ _LIST = Request("list")
 class KubernetesLeases:
     """A ``LeaseStore`` on the Leases of a namespace."""
 
-    def __init__(self, client: Client, observations: Observations, watches: Watches) -> None:
+    def __init__(self, client: Client, observations: Observations, watches: Watches, renewals: Renewals) -> None:
         self._client = client
         self._observed = observations
         self._watches = watches
+        self._renewals = renewals
 
     @property
     def traits(self) -> LeaseTraits:
@@ -234,6 +236,10 @@ class KubernetesLeases:
         """Yield when something changed for *name*; a mere renewal gives no hint."""
         require_lease_name(name)
         return self._watches.listen(name)
+
+    def follow_renewals(self, prefix: str) -> AsyncIterator[object]:
+        """Note each renewal of the Leases whose names begin with *prefix*, if this user may watch the namespace."""
+        return self._renewals.listen(prefix)
 
     # --- requests ---
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tenure._backends.kubernetes.records import Json, duration_of, holder_of, record_of, token_of
-from tenure._lease import TOKEN_MAX
+from tenure._backends.kubernetes.records import Json, duration_of, grant_of, holder_of, record_of, token_of
+from tenure._lease import TOKEN_MAX, Grant
 from tenure._runtime.clock import Clock
+
+FOLLOWED_MAX = 20_000
+"""Leases that are followed and were never asked for; of more, those that were renewed last are known. A group with the
+most partitions has about as many."""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,8 @@ class Observations:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, Observation] = {}
+        self._followed: dict[str, Observation] = {}  # those that were never asked for, the newest last
+        self._deleted: dict[str, Grant] = {}  # by name: the claim that ended as its Lease was deleted
         self._tokens: dict[str, int] = {}
 
     @property
@@ -57,16 +63,44 @@ class Observations:
         token = token_of(lease)
         if token < TOKEN_MAX:  # else another program has written it, and an operator may still correct that
             self._tokens[name] = max(token, self._tokens.get(name, 0))
-        known = self._known.get(name)
-        if known is not None and record_of(known.lease) == record_of(lease):
-            known.lease = lease
-            return known
-        new = self._known[name] = Observation(lease, self._clock.now(), known is None)
+        self._deleted.pop(name, None)
+        followed = self._followed.pop(name, None)
+        new = self._known[name] = self._after(self._known.get(name) or followed, lease)
         return new
+
+    def note_followed(self, name: str, lease: Json) -> None:
+        """Note a Lease that has changed, and that this process may never have asked for."""
+        if name in self._known:
+            self.note(name, lease)
+            return
+        self._followed[name] = self._after(self._followed.pop(name, None), lease)
+        if len(self._followed) > FOLLOWED_MAX:
+            del self._followed[next(iter(self._followed))]
+
+    def _after(self, before: Observation | None, lease: Json) -> Observation:
+        """Return what is known now: a record that is still the same counts from when it was first seen."""
+        if before is not None and record_of(before.lease) == record_of(lease):
+            before.lease = lease
+            return before
+        return Observation(lease, self._clock.now(), before is None)
 
     def note_missing(self, name: str) -> None:
         """Note that there is no Lease of this name; its newest token is remembered."""
         self._known.pop(name, None)
+        self._followed.pop(name, None)
+
+    def note_deleted(self, name: str, lease: Json) -> None:
+        """Note that this Lease was deleted, as its watch has told."""
+        self.note_missing(name)
+        self._deleted[name] = grant_of(name, lease)
+
+    def was_deleted(self, grant: Grant) -> bool:
+        """Return whether a claim has ended as its Lease was deleted: a new Lease has a higher token."""
+        return self._deleted.get(grant.name) == grant
+
+    def forget_followed(self) -> None:
+        """Forget what was never asked for: nothing is followed any more."""
+        self._followed.clear()
 
     def newest_token(self, name: str) -> int:
         """Return the newest token that this process has seen for *name*, even if its Lease was deleted since."""

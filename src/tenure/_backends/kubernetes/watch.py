@@ -1,7 +1,11 @@
-"""Hints by watches: one for each name that somebody waits for, continued where it broke off.
+"""Watches: one for each name that somebody waits for, and one for all Leases of tenure; continued where they broke off.
 
 A watch of one Lease needs only the right to watch *that* Lease, and brings no events of others. It also shows each
 renewal in the moment in which it happens, so that the time of an expiry is known without polling.
+
+Whoever looks at many Leases again and again, as a member of a group does, follows all of them by one watch of the
+namespace. It gives no hints, and only notes when each was renewed. A user who may watch single Leases only goes by
+looks.
 
 If this user may not watch, or has more names than may be watched, listeners are told that hints are absent.
 """
@@ -9,11 +13,13 @@ If this user may not watch, or has more names than may be watched, listeners are
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tenure._backends.kubernetes.client import Client, Request
 from tenure._backends.kubernetes.observations import Observations
-from tenure._backends.kubernetes.records import about, has_version, is_lease
+from tenure._backends.kubernetes.records import LABEL, about, has_version, is_lease, name_in
 from tenure._runtime.shared_hints import SharedHints, Source
 from tenure.errors import ConfigError
 
@@ -23,37 +29,27 @@ LASTS = (30.0, 60.0)
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
-class Watches(SharedHints[str, "Watch"]):
-    """The watches of one opened backend, by event loop and name."""
-
-    def __init__(self, client: Client, observations: Observations) -> None:
-        super().__init__()
-        self.client = client
-        self.observed = observations
-
-    def source(self, key: str) -> Watch:
-        """Make the watch of a name; beyond the limit, it only polls."""
-        return Watch(self, key, may_watch=len(self.here()) < self.client.options.watches)
-
-
 class Watch(Source):
-    """The watch of one name on one loop."""
+    """A watch on one loop."""
 
-    def __init__(self, watches: Watches, name: str, *, may_watch: bool) -> None:
-        super().__init__(watches)
-        self._client = watches.client
-        self._observed = watches.observed
-        self._name = name
-        self._may_watch = may_watch
+    def __init__(self, client: Client, hints: SharedHints[Any, Any], name: str, selected: Mapping[str, str]) -> None:
+        super().__init__(hints)
+        self._client = client
+        self._request = Request("watch", name)
+        self._selected = selected
         self._version: str | None = None
         """After which ``resourceVersion`` it continues; None: it begins with what is there."""
-        self._about: tuple[object, ...] | None = None  # of which listeners were notified; None: there is no Lease
 
-    async def follow(self) -> None:
-        """Watch it, unless that may not be, or is refused."""
-        if not self._may_watch:
-            self.deaf()
-            return
+    @abstractmethod
+    def chooses(self, lease: Any) -> bool:
+        """Return whether *lease* is one that it asked for, and not something that a proxy has answered instead."""
+
+    @abstractmethod
+    def changed(self, kind: str, lease: Any) -> None:
+        """Note a Lease that was added, modified or deleted."""
+
+    async def watch(self) -> None:
+        """Handle the events of one watch until it ends; if it is refused, note that."""
         try:
             await self._watch()
         except Exception as error:
@@ -63,18 +59,16 @@ class Watch(Source):
             self.deaf()
 
     async def _watch(self) -> None:
-        """Handle the events of one watch until it ends."""
         lasts = random.uniform(*LASTS)
         query = {
             "watch": "true",
-            "fieldSelector": f"metadata.name={self._name}",
+            **self._selected,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(int(lasts)),
         }
         if self._version is not None:
             query["resourceVersion"] = self._version
-        request = Request("watch", self._name)
-        async with self._client.stream(request, self._client.leases_path, query, lasts=lasts) as events:
+        async with self._client.stream(self._request, self._client.leases_path, query, lasts=lasts) as events:
             self.live(anew=self._version is None)
             async for event in events:
                 if not self._handle(str(event.get("type")), event.get("object")):
@@ -82,18 +76,107 @@ class Watch(Source):
 
     def _handle(self, kind: str, lease: Any) -> bool:
         """Handle an event; return whether the watch goes on."""
-        is_known = has_version(lease) if kind == "BOOKMARK" else kind in _CHANGES and is_lease(lease, self._name)
+        is_known = has_version(lease) if kind == "BOOKMARK" else kind in _CHANGES and self.chooses(lease)
         if not is_known:  # ERROR: usually 410, the version is too old
             self._version = None
             return False
         self._version = lease["metadata"]["resourceVersion"]
         if kind != "BOOKMARK":
-            if kind == "DELETED":
-                self._observed.note_missing(self._name)
-            else:
-                self._observed.note(self._name, lease)
-            seen = about(lease) if kind != "DELETED" else None
-            if seen != self._about:  # and not what this process has read itself meanwhile: each listener is to know
-                self._about = seen
-                self.notify()
+            self.changed(kind, lease)
         return True
+
+
+# --- one name ----------------------------------------------------------------------------------------------------
+
+
+class Watches(SharedHints[str, "NameWatch"]):
+    """The watches of single names of one opened backend, by event loop and name."""
+
+    def __init__(self, client: Client, observations: Observations) -> None:
+        super().__init__()
+        self.client = client
+        self.observed = observations
+
+    def source(self, key: str) -> NameWatch:
+        """Make the watch of a name; beyond the limit, it only polls."""
+        return NameWatch(self, key, may_watch=len(self.here()) < self.client.options.watches)
+
+
+class NameWatch(Watch):
+    """The watch of one name: gives hints, and notes renewals."""
+
+    def __init__(self, watches: Watches, name: str, *, may_watch: bool) -> None:
+        super().__init__(watches.client, watches, name, {"fieldSelector": f"metadata.name={name}"})
+        self._observed = watches.observed
+        self._name = name
+        self._may_watch = may_watch
+        self._about: tuple[object, ...] | None = None  # of which listeners were notified; None: there is no Lease
+
+    async def follow(self) -> None:
+        """Watch it, unless that may not be, or is refused."""
+        if self._may_watch:
+            await self.watch()
+        else:
+            self.deaf()
+
+    def chooses(self, lease: Any) -> bool:
+        """Return whether *lease* is that of the name."""
+        return is_lease(lease, self._name)
+
+    def changed(self, kind: str, lease: Any) -> None:
+        """Note it, and notify listeners of all but a mere renewal."""
+        if kind == "DELETED":
+            self._observed.note_deleted(self._name, lease)
+        else:
+            self._observed.note(self._name, lease)
+        seen = about(lease) if kind != "DELETED" else None
+        if seen != self._about:  # and not what this process has read itself meanwhile: each listener is to know
+            self._about = seen
+            self.notify()
+
+
+# --- all names ---------------------------------------------------------------------------------------------------
+
+
+class Renewals(SharedHints[None, "NamespaceWatch"]):
+    """The renewals of all Leases of tenure whose names begin with a prefix, noted while somebody follows them."""
+
+    def __init__(self, client: Client, observations: Observations) -> None:
+        super().__init__()
+        self.client = client
+        self.observed = observations
+
+    async def keys_of(self, topic: str) -> Collection[None]:
+        """Return the key of the only source: one watch serves all prefixes."""
+        return (None,)
+
+    def source(self, key: None) -> NamespaceWatch:
+        """Make the watch of the namespace."""
+        return NamespaceWatch(self)
+
+
+class NamespaceWatch(Watch):
+    """The watch of all Leases that tenure has ever acquired in the namespace: only notes them."""
+
+    def __init__(self, renewals: Renewals) -> None:
+        super().__init__(renewals.client, renewals, "", {"labelSelector": LABEL})
+        self._observed = renewals.observed
+
+    def end(self) -> None:
+        """Watch them no more, and forget what was only followed."""
+        super().end()
+        self._observed.forget_followed()
+
+    async def follow(self) -> None:
+        """Watch them."""
+        await self.watch()
+
+    def chooses(self, lease: Any) -> bool:
+        """Return whether *lease* is one."""
+        return (name := name_in(lease)) is not None and is_lease(lease, name)
+
+    def changed(self, kind: str, lease: Any) -> None:
+        """Note it; not its end, as a Lease that has lost its label is reported as deleted, too."""
+        name = lease["metadata"]["name"]
+        if kind != "DELETED" and name.startswith(tuple(self.topics)):
+            self._observed.note_followed(name, lease)

@@ -1,8 +1,8 @@
 """Hints: the bucket reports each message that it has stored, on a subject of core NATS that has no stream.
 
-There is one subscription for each name that somebody waits for, and no consumer in JetStream. Nobody subscribes to the
-keys themselves: those are also the messages that the bucket refuses; and a subscriber would keep the server from
-saying that there is no bucket.
+There is one subscription for each name that somebody waits for, and one for all names while somebody follows their
+renewals, as a member of a group does; and no consumer in JetStream. Nobody subscribes to the keys themselves: those are
+also the messages that the bucket refuses; and a subscriber would keep the server from saying that there is no bucket.
 
 Any program that may publish there can forge a report: it is a reason to ask the store, and says nothing by itself.
 
@@ -13,7 +13,8 @@ because somebody else has made it, or this user may not subscribe, listeners are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ import nats.errors
 
 from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
-from tenure._backends.nats.lease_records import read
+from tenure._backends.nats.lease_records import Record, read
+from tenure._backends.nats.names import begins_as, short_word_of
 from tenure._backends.nats.observations import Observations
 from tenure._runtime.shared_hints import SharedHints, Source
 
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
 
-class Hints(SharedHints[str, "Reports"]):
-    """The hints of one opened backend.
+class Listening(SharedHints[str, "Reports"]):
+    """What this process hears of the bucket's reports.
 
     Args:
         client: Has the connections.
         observations: Note the writes that pass.
-        subject_of: The subject on which the bucket reports an election.
+        bucket: Its name, with which the subjects of all reports begin.
         reports: Whether the bucket reports anything.
     """
 
@@ -45,47 +47,45 @@ class Hints(SharedHints[str, "Reports"]):
         self,
         client: Client,
         observations: Observations,
-        subject_of: Callable[[str], str],
+        bucket: str,
         reports: Callable[[Connection], Awaitable[bool]],
     ) -> None:
         super().__init__()
         self.client = client
-        self._observed = observations
-        self._subject_of = subject_of
+        self.observed = observations
+        self._bucket = bucket
         self._reports = reports
 
-    def source(self, key: str) -> Reports:
-        """Make the subscription to the reports of a name."""
-        return Reports(self, key)
+    def report_of(self, word: str) -> str:
+        """Return the subject on which the bucket reports the election with this *word*."""
+        return f"{self._bucket}.{word}"
 
-    async def subscribe(self, name: str, connection: Connection) -> tuple[Connection, Subscription, bool]:
-        """Subscribe to the reports of *name*; return whether there are any, too."""
-        subject = self._subject_of(name)
-        subscribed = await connection.subscribe(subject, partial(self._reported, name))
+    async def subscribe(
+        self, word: str, on_report: Callable[[Msg], None], connection: Connection
+    ) -> tuple[Connection, Subscription, bool]:
+        """Subscribe to the reports of a *word*; return whether there are any, too."""
+        subject = self.report_of(word)
+        subscribed = await connection.subscribe(subject, on_report)
         await connection.flush()  # from now on, no change is missed
         return connection, subscribed, connection.may_subscribe(subject) and await self._reports(connection)
 
-    def _reported(self, name: str, message: Msg) -> None:
-        """Note a message that the bucket may have stored; a mere renewal gives no hint."""
-        record = read(message.data)
-        if record is not None and record.name == name:
-            self._observed.note_report(record)
-            if record.write == "renewed":
-                return
-        self.notifier.notify(name)
-
 
 class Reports(Source):
-    """The subscription to the reports of one name."""
+    """A subscription to reports: to those of one word, or of all."""
 
-    def __init__(self, hints: Hints, name: str) -> None:
-        super().__init__(hints)
-        self._hints = hints
-        self._name = name
+    def __init__(self, listening: Listening, word: str) -> None:
+        super().__init__(listening)
+        self._listening = listening
+        self._word = word
+
+    @abstractmethod
+    def reported(self, message: Msg) -> None:
+        """Note a message that the bucket may have stored."""
 
     async def follow(self) -> None:
         """Subscribe, and return when the connection is lost."""
-        connection, subscribed, is_heard = await self._hints.client.run(partial(self._hints.subscribe, self._name))
+        subscribe = partial(self._listening.subscribe, self._word, self.reported)
+        connection, subscribed, is_heard = await self._listening.client.run(subscribe)
         lost = asyncio.Event()
         withdraw = connection.when_lost(lost.set)
         try:
@@ -98,3 +98,60 @@ class Reports(Source):
             withdraw()
             with suppress(nats.errors.Error, OSError):
                 await subscribed.unsubscribe()
+
+
+class Hints(Listening):
+    """The hints of one opened backend."""
+
+    def source(self, key: str) -> Reports:
+        """Make the subscription to the reports of a name."""
+        return NameReports(self, key)
+
+
+class NameReports(Reports):
+    """The reports of one name: a hint each, but for mere renewals."""
+
+    def __init__(self, hints: Hints, name: str) -> None:
+        super().__init__(hints, short_word_of(name))
+        self._name = name
+
+    def reported(self, message: Msg) -> None:
+        """Note it; a mere renewal gives no hint."""
+        record = read(message.data)
+        if record is not None and record.name == self._name:
+            self._listening.observed.note_report(record)
+            if record.write == "renewed":
+                return
+        self.notify()
+
+
+class Renewals(Listening):
+    """The renewals of all names that begin with a prefix, noted while somebody follows them."""
+
+    async def keys_of(self, topic: str) -> Collection[str]:
+        """Return the only key: one subscription serves all prefixes."""
+        return ("*",)
+
+    def source(self, key: str) -> Reports:
+        """Make the subscription to all reports."""
+        return AllReports(self, key)
+
+
+class AllReports(Reports):
+    """The reports of all names: only noted."""
+
+    def end(self) -> None:
+        """Follow it no more, and forget what was heard."""
+        super().end()
+        self._listening.observed.forget_followed()
+
+    def reported(self, message: Msg) -> None:
+        """Note it if it is about a name that is followed."""
+        word = message.subject.rpartition(".")[2]
+        if any(begins_as(word, prefix) for prefix in self.topics):  # else don't even read it
+            record = read(message.data)
+            if record is not None and short_word_of(record.name) == word and self._is_followed(record):
+                self._listening.observed.note_report(record)
+
+    def _is_followed(self, record: Record) -> bool:
+        return record.name.startswith(tuple(self.topics))

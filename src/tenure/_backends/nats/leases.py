@@ -36,7 +36,7 @@ from tenure._backends.nats.errors import (
     Refusal,
     is_wrong_sequence,
 )
-from tenure._backends.nats.hints import Hints
+from tenure._backends.nats.hints import Hints, Renewals
 from tenure._backends.nats.lease_records import (
     TTL_MAX,
     TTL_MIN,
@@ -54,6 +54,7 @@ from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl,
 from tenure._foreign import a_count, an_object, read_or
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
+from tenure._runtime.closing import close_together
 from tenure._runtime.together import together
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -65,6 +66,7 @@ TRAITS = LeaseTraits(
     hints=True,
     survives_restart=True,
     tells_remaining=False,
+    follows_renewals=True,
 )
 
 TRIES = 20
@@ -91,7 +93,8 @@ class NatsLeases:
         self._observed = Observations(clock)
         self._bucket = f"{client.options.prefix}-leases"
         self._stream = f"KV_{self._bucket}"
-        self._hints = Hints(client, self._observed, self._report_of, self._has_reports)
+        self._hints = Hints(client, self._observed, self._bucket, self._has_reports)
+        self._renewals = Renewals(client, self._observed, self._bucket, self._has_reports)
         self._reports = False
         self._required: WeakSet[Connection] = WeakSet()
 
@@ -164,9 +167,8 @@ class NatsLeases:
             if seen.record is None or seen.record.grant != grant:
                 return Lost(grant)
             left = seen.left(self._observed.now)
-            stored = await self._write(
-                connection, renewed(seen.record, ttl, left=left, stamp=_new_stamp()), seen.revision
-            )
+            record = renewed(seen.record, ttl, left=left, stamp=_new_stamp())
+            stored = await self._write(connection, record, seen.revision)
             if stored is not None:
                 return Granted(grant, stored.resign_asked)
             seen = await self._read_again(connection, grant.name, number)
@@ -285,18 +287,18 @@ class NatsLeases:
         require_name(name)
         return self._hints.listen(name)
 
+    def follow_renewals(self, prefix: str) -> AsyncIterator[object]:
+        """Note each renewal of the leases whose names begin with *prefix*, if this user may hear of all."""
+        return self._renewals.listen(prefix)
+
     async def close(self) -> None:
         """End every hint."""
-        await self._hints.close()
+        await close_together(self._hints.close, self._renewals.close)
 
     # --- requests ---
 
     def _subject_of(self, name: str) -> str:
         return f"$KV.{self._bucket}.{short_word_of(name)}"
-
-    def _report_of(self, name: str) -> str:
-        """Return the subject on which the bucket reports an election."""
-        return f"{self._bucket}.{short_word_of(name)}"
 
     async def _last(self, connection: Connection, subject: str) -> tuple[bytes, int | None]:
         """Return the newest message to *subject*, and its revision.

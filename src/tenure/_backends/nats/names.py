@@ -45,6 +45,11 @@ def short_word_of(name: str) -> str:
     return word if len(word) <= WORD_MAX else f"{word[:_KEPT]}{_CUT}{sha256(name.encode()).hexdigest()}"
 
 
+def begins_as(word: str, prefix: str) -> bool:
+    """Return whether a name with this *word* may begin with *prefix*: surely not, or perhaps, as a word may be cut."""
+    return word.startswith(word_of(prefix)[:_KEPT])
+
+
 def is_cut(word: str) -> bool:
     """Return whether a word was cut, and doesn't tell the name."""
     return _CUT in word

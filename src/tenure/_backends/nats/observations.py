@@ -11,9 +11,26 @@ its own lease from a still earlier moment.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 from tenure._backends.nats.lease_records import Record
 from tenure._runtime.clock import Clock
+
+HEARD_MAX = 20_000
+"""Names of which a report is kept; of more, those that were told last. A group with the most partitions has about as
+many. One that is forgotten makes a lease seem younger than it is."""
+HEARD_FOR = 2.0
+"""How many of its own ttl a report is kept at most: who wants to know has looked by then."""
+
+
+class Heard(NamedTuple):
+    """What a report has told of a name, perhaps a forged one."""
+
+    stamp: str
+    at: float
+    """When this stamp was first told, on this process's clock."""
+    ttl: float
 
 
 @dataclass(slots=True)
@@ -52,7 +69,7 @@ class Observations:
         self._known: dict[str, Observation] = {}
         self._doubted: set[str] = set()
         self._tokens: dict[str, int] = {}
-        self._heard: dict[str, tuple[str, float]] = {}  # by name: the stamp that a report told last, and first when
+        self._heard: dict[str, Heard] = {}  # by name, the newest last
 
     @property
     def now(self) -> float:
@@ -77,7 +94,7 @@ class Observations:
             known.record, known.revision = record, revision
             return known
         heard = self._heard.get(name)
-        since = heard[1] if heard is not None and heard[0] == record.stamp else self._clock.now()
+        since = heard.at if heard is not None and heard.stamp == record.stamp else self._clock.now()
         new = self._known[name] = Observation(record, revision, since, is_first=known is None)
         return new
 
@@ -86,10 +103,22 @@ class Observations:
         known = self._known.get(record.name)
         is_known = known is not None and known.record is not None and known.record.stamp == record.stamp
         heard = self._heard.get(record.name)
-        if not is_known and (heard is None or heard[0] != record.stamp):
-            self._heard[record.name] = record.stamp, self._clock.now()
-        if not is_known or record.write == "asked to resign":
+        if not is_known and (heard is None or heard.stamp != record.stamp):
+            self._hear(record)
+        if known is not None and (not is_known or record.write == "asked to resign"):
             self._doubted.add(record.name)
+
+    def _hear(self, record: Record) -> None:
+        now = self._clock.now()
+        self._heard.pop(record.name, None)
+        self._heard[record.name] = Heard(record.stamp, now, record.ttl)
+        for name, oldest in list(islice(self._heard.items(), 2)):
+            if len(self._heard) > HEARD_MAX or now - oldest.at > HEARD_FOR * oldest.ttl:
+                del self._heard[name]
+
+    def forget_followed(self) -> None:
+        """Forget the reports of names that this process knows nothing else of: they are followed no more."""
+        self._heard = {name: heard for name, heard in self._heard.items() if name in self._known}
 
     def note_missing(self, name: str, revision: int | None) -> Observation:
         """Note that *name* has no record; its newest token is remembered."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import pytest
 
-from tenure._election.store import Hint, LeaseStore, LeaseTraits, QueuedLeaseStore
+from tenure._election.store import FollowedLeaseStore, Hint, LeaseStore, LeaseTraits, QueuedLeaseStore
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._queue.broker import Broker, Claim, PushingBroker, QueueTraits
 from tenure.errors import Unavailable
@@ -335,6 +335,10 @@ class FaultyLeaseStore(_FaultyConnection):
     def hints(self, name: str) -> AsyncIterator[Hint]:
         """Follow the hints of the wrapped store."""
         return self.store.hints(name)
+
+    def follow_renewals(self, prefix: str) -> AsyncIterator[object]:
+        """Let the wrapped store note renewals, if it follows them."""
+        return cast(FollowedLeaseStore, self.store).follow_renewals(prefix)
 
 
 class QueueHarness(ABC):

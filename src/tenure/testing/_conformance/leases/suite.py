@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tenure.testing._conformance.leases.acquisition import AcquisitionTests
 from tenure.testing._conformance.leases.ending import EndingTests
+from tenure.testing._conformance.leases.following import FollowingTests
 from tenure.testing._conformance.leases.foreign import ForeignRecordTests
 from tenure.testing._conformance.leases.hints import HintTests
 from tenure.testing._conformance.leases.inspection import InspectionTests
@@ -18,6 +19,7 @@ class LeaseStoreSuite(
     LeftoverTests,
     InspectionTests,
     HintTests,
+    FollowingTests,
     ForeignRecordTests,
 ):
     """The promises of :class:`tenure.ports.LeaseStore`, one test for each."""
