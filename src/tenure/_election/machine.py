@@ -118,6 +118,7 @@ class _TermState:
     pace: float  # the share of their usual length that its waits have, see _pace
     renew_at: float
     asked_at: float  # when the newest renewal was sent
+    hinted_at: float  # when the newest one that followed a hint is, or was, due; first, when the name was asked for
     is_ours: bool = True  # False once the store has said no
     stalled: bool = False  # the newest renewal was withheld
     end_reason: Reason | None = None
@@ -326,8 +327,11 @@ class Machine:
                 self._hinted = True
 
     def _renew_early(self, term: _TermState, now: float) -> None:
-        # The next answer says whether we were asked to resign. Hints may be wrong, so the rate of renewals is limited.
-        term.renew_at = min(term.renew_at, max(now, term.asked_at + self.timing.retry_every / 4))
+        # The next answer says whether we were asked to resign, or are deposed. Hints may be wrong, so there is a pause
+        # between those that are followed; a single one is followed at once.
+        at = max(now, term.hinted_at + self.timing.retry_every / 4)
+        if at < term.renew_at:
+            term.renew_at = term.hinted_at = at
 
     # --- requests ---
 
@@ -470,8 +474,8 @@ class Machine:
             self._acquire_later("the lease that was granted leaves no time to lead", now, effects)
             return
         self._set_state(State.LEADING)
-        pace = self._pace(granted)
-        self._term = _TermState(grant, until, pace, self._renewal_due(request, pace), request.asked_at)
+        pace, at = self._pace(granted), request.asked_at
+        self._term = _TermState(grant, until, pace, self._renewal_due(request, pace), asked_at=at, hinted_at=at)
         effects.append(Emit(TermBegan(now, self.name, grant.holder, grant.token)))
         effects.append(StartWork(grant, until))
 
