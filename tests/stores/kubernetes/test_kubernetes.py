@@ -376,6 +376,53 @@ async def test_a_late_write_does_not_create_a_deleted_lease(server: Kubernetes, 
         assert server.ask("GET", lease_path(name))[0] == 404
 
 
+@pytest.mark.parametrize("ttl", [1.0, 15.0])
+async def test_a_duration_that_was_edited_is_corrected_by_the_next_renewal(
+    server: Kubernetes, name: str, ttl: float
+) -> None:
+    async with opened(server.url) as backend:
+        grant = await claim(backend.leases, name, ttl=ttl)
+        for duration in (60, 2**31 - 1, 1):
+            lease = server.lease(name)
+            lease["spec"]["leaseDurationSeconds"] = duration
+            server.put(lease)
+            assert await backend.leases.renew([grant], ttl) == [Granted(grant)]
+            assert server.lease(name)["spec"]["leaseDurationSeconds"] == ttl
+
+
+async def test_a_claim_ends_at_once_as_its_watch_tells_that_its_lease_was_deleted(
+    server: Kubernetes, name: str
+) -> None:
+    async with opened(server.url) as ann, opened(server.url) as bob:
+        grant = await claim(ann.leases, name)
+        assert isinstance(await bob.leases.inspect(name), HeldBy)
+        heard = Heard(ann.leases, name)
+        await heard.one_more()
+        await until(lambda: version_seen(ann, name) is not None)
+        server.delete(name)
+        await heard.one_more()
+        server.forget()
+        assert await ann.leases.renew([grant], 15.0) == [Lost(grant)]
+        assert server.requests() == []  # others may lead by now: no answer is waited for
+        new = await claim(bob.leases, name, "bob#1")
+        assert new.token > grant.token
+        assert await ann.leases.renew([grant], 15.0) == [Lost(grant)]
+        assert await ann.leases.renew([new], 15.0) == [Granted(new)]
+        await heard.close()
+
+
+async def test_the_next_claim_is_not_lost_with_a_deleted_lease(server: Kubernetes, name: str) -> None:
+    async with opened(server.url) as backend:
+        grant = await claim(backend.leases, name)
+        heard = Heard(backend.leases, name)
+        await heard.one_more()
+        server.delete(name)
+        await heard.one_more()
+        new = await claim(backend.leases, name)  # by the same holder
+        assert await backend.leases.renew([grant, new], 15.0) == [Lost(grant), Granted(new)]
+        await heard.close()
+
+
 # --- expiry ------------------------------------------------------------------------------------------------------
 
 

@@ -364,6 +364,18 @@ async def test_a_bucket_that_reports_nothing_gives_no_hints(server: Nats, prefix
         assert "--republish-destination" in fact.advice
 
 
+@pytest.mark.parametrize("ttl", [TTL_MIN, TTL])
+async def test_a_ttl_that_was_edited_is_corrected_by_the_next_renewal(server: Nats, prefix: str, ttl: float) -> None:
+    async with opened(at(server, prefix)) as backend:
+        grant = await granted(backend, "job", ttl=ttl)
+        await backend.leases.renew([grant], ttl)  # else the edit would be an acquisition
+        for edited in (3_600.0, TTL_MIN):
+            found, _ = await stored(backend, prefix, "job")
+            await put(backend, prefix, "job", json.dumps(found | {"ttl": edited}).encode())
+            assert list(await backend.leases.renew([grant], ttl)) == [Granted(grant)]
+            assert (await stored(backend, prefix, "job"))[0]["ttl"] == pytest.approx(ttl)
+
+
 # --- following renewals ------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ from tenure._backends.kubernetes.records import (
     token_of,
 )
 from tenure._backends.kubernetes.watch import Renewals, Watches
+from tenure._election.promises import Promises
 from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl
 from tenure._foreign import Unreadable, a_list, a_text, an_object
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
@@ -84,6 +85,7 @@ class KubernetesLeases:
         self._observed = observations
         self._watches = watches
         self._renewals = renewals
+        self._promises = Promises()
 
     @property
     def traits(self) -> LeaseTraits:
@@ -112,8 +114,7 @@ class KubernetesLeases:
                 fresh = new_lease(name, self._client.address.namespace)
                 written = await self._create(self._acquired(fresh, name, holder, ttl, metadata), within)
             elif holder_of(seen.lease) == holder and not seen.has_expired(now):
-                again = renewed(seen.lease, ttl, left=seen.left(now), now=_wall_clock())
-                written = await self._replace(again, within)
+                written = await self._replace(self._renewed(name, seen, holder, ttl), within)
             elif strategy_of(seen.lease):
                 raise ConfigError(_coordinated(name, strategy_of(seen.lease)))
             elif seen.has_expired(now):
@@ -127,7 +128,14 @@ class KubernetesLeases:
 
     def _acquired(self, lease: Json, name: str, holder: str, ttl: float, metadata: Metadata) -> Json:
         newest = self._observed.newest_token(name)
+        self._promises.extend(name, holder, ttl, now=self._observed.now)
         return acquired(lease, holder, ttl, metadata, after=newest, now=_wall_clock())
+
+    def _renewed(self, name: str, seen: Observation, holder: str, ttl: float) -> Json:
+        # Another program may have made it longer than any lease: if we die, nobody is to wait so long.
+        now, recorded = self._observed.now, min(seen.left(self._observed.now), TRAITS.ttl_max)
+        left = self._promises.extend(name, holder, ttl, now=now, recorded=recorded)
+        return renewed(seen.lease, ttl, left=left, now=_wall_clock())
 
     # --- an existing term ---
 
@@ -158,15 +166,15 @@ class KubernetesLeases:
 
     async def _renew(self, grant: Grant, ttl: float) -> Granted | Lost:
         within = patience(ttl)
+        if self._observed.was_deleted(grant):  # at once: others have been told of it, too
+            return self._lost(grant)
         seen = self._observed.find(grant.name)
         if seen is None or grant_of(grant.name, seen.lease) != grant:
             seen = await self._read(grant.name, within)  # perhaps it was noted before our own write
         for _ in range(TRIES):
             if seen is None or grant_of(grant.name, seen.lease) != grant:
-                return Lost(grant)
-            # Another program may have made it longer than any lease: if we die, nobody is to wait so long.
-            left = min(seen.left(self._observed.now), TRAITS.ttl_max)
-            written = await self._replace(renewed(seen.lease, ttl, left=left, now=_wall_clock()), within)
+                return self._lost(grant)
+            written = await self._replace(self._renewed(grant.name, seen, grant.holder, ttl), within)
             if written is not None:
                 return Granted(grant, is_asked_to_resign(written))
             seen = await self._read(grant.name, within)
@@ -174,8 +182,13 @@ class KubernetesLeases:
             f"the Lease {grant.name!r} was changed {TRIES} times while it was renewed; tenure tries again"
         )
 
+    def _lost(self, grant: Grant) -> Lost:
+        self._promises.end(grant.name, grant.holder)
+        return Lost(grant)
+
     async def release(self, grant: Grant) -> Released | Lost:
         """Release a claim, as client-go does; its token is kept. One that has expired, and nobody took, is released."""
+        self._promises.end(grant.name, grant.holder)
         sent: Json | None = None
         for _ in range(TRIES):
             seen = await self._read(grant.name)

@@ -50,6 +50,7 @@ from tenure._backends.nats.lease_records import (
 )
 from tenure._backends.nats.names import is_cut, name_by, short_word_of
 from tenure._backends.nats.observations import Observation, Observations
+from tenure._election.promises import Promises
 from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl, usable_names
 from tenure._foreign import a_count, an_object, read_or
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
@@ -95,6 +96,7 @@ class NatsLeases:
         self._stream = f"KV_{self._bucket}"
         self._hints = Hints(client, self._observed, self._bucket, self._has_reports)
         self._renewals = Renewals(client, self._observed, self._bucket, self._has_reports)
+        self._promises = Promises()
         self._reports = False
         self._required: WeakSet[Connection] = WeakSet()
 
@@ -121,9 +123,10 @@ class NatsLeases:
                     after = self._observed.newest_token(name)
                     if after == TOKEN_MAX:
                         raise self._foreign(name)
+                    self._promises.extend(name, holder, ttl, now=now)
                     record = acquired(name, holder, ttl, metadata, after=after, stamp=_new_stamp())
                 elif seen.record.holder == holder:
-                    record = renewed(seen.record, ttl, left=seen.left(now), stamp=_new_stamp())
+                    record = self._renewed(seen.record, ttl, recorded=seen.left(now))
                 else:
                     return _held_by(seen.record, seen.left(now))
                 stored = await self._write(connection, record, seen.revision)
@@ -165,17 +168,22 @@ class NatsLeases:
             seen = await self._read(connection, grant.name)
         for number in range(TRIES):
             if seen.record is None or seen.record.grant != grant:
+                self._promises.end(grant.name, grant.holder)
                 return Lost(grant)
-            left = seen.left(self._observed.now)
-            record = renewed(seen.record, ttl, left=left, stamp=_new_stamp())
+            record = self._renewed(seen.record, ttl, recorded=seen.left(self._observed.now))
             stored = await self._write(connection, record, seen.revision)
             if stored is not None:
                 return Granted(grant, stored.resign_asked)
             seen = await self._read_again(connection, grant.name, number)
         raise self._changed_too_often(grant.name)
 
+    def _renewed(self, record: Record, ttl: float, *, recorded: float) -> Record:
+        left = self._promises.extend(record.name, record.holder, ttl, now=self._observed.now, recorded=recorded)
+        return renewed(record, ttl, left=left, stamp=_new_stamp())
+
     async def release(self, grant: Grant) -> Released | Lost:
         """Release a claim; its token is kept. One that has expired, and nobody took, is released."""
+        self._promises.end(grant.name, grant.holder)
 
         async def release(connection: Connection) -> Released | Lost:
             seen = self._observed.find(grant.name)
