@@ -60,8 +60,8 @@ class Client:
         self.clock = clock
         self.notifier: Notifier = Notifier()
         self.acl: list[ACL] = ACLS[options.acl or ("creator" if address.user else "open")]
-        self.on_over: Callable[[Session], None] = lambda session: None
-        """Is called when a session has expired or can't be used any more."""
+        self.on_change: Callable[[Session], None] = lambda session: None
+        """Is called when a session has lost its connection, has got one, has expired, or can't be used any more."""
         self.context: ssl.SSLContext | None = _tls_of(address, options) if options.tls else None
         login = options.auth if address.user else ""
         has_certificate = options.cert is not None
@@ -69,6 +69,8 @@ class Client:
             str(address), len(address.hosts), options.tick, options.tls, login, has_certificate=has_certificate
         )
         self._sessions: dict[float, Session] = {}
+        self._abandoned: set[Session] = set()
+        """Sessions that are over, and whose driver still asks the servers to end them."""
         self._leaving = Tasks()
         self._closed = False
 
@@ -139,17 +141,21 @@ class Client:
         return given
 
     def _on_change(self, session: Session) -> None:
-        if session.is_over:
-            self.on_over(session)
+        self.on_change(session)
+        if session.is_left:
+            self._abandoned.discard(session)
             if not self._closed:
                 self._leaving.spawn(session.close(ends_session=False))  # its thread ends by itself; sockets don't
-        # Watches are lost with each connection, so anything may have changed.
-        self.notifier.notify_all()
+        elif session.is_over:
+            self._abandoned.add(session)
+        if session.is_over or session.is_connected:
+            # Watches are lost with each connection, so anything may have changed.
+            self.notifier.notify_all()
 
     async def close(self, keeps: Callable[[Session], bool]) -> None:
         """End every session, except those that *keeps* says must run out by themselves, and their threads."""
         self._closed = True
-        sessions = list(self._sessions.values())
+        sessions = {*self._sessions.values(), *self._abandoned}
         self._sessions.clear()
         await close_together(*(partial(one.close, ends_session=not keeps(one)) for one in sessions))
         await asyncio.gather(*self._leaving, return_exceptions=True)

@@ -7,6 +7,8 @@ House rules:
 - A session that has ended is not replaced by kazoo. Its nodes are gone, so this is for the caller to do.
 - kazoo's thread keeps a session up by itself only while the loop runs: places end at the end of their time by requests
   from there, so if it is blocked, they end with the session.
+- An abandoned session is never connected again: that would renew it. Its thread asks the servers to end it, without
+  waiting for an answer first, so that this also works if no answer arrives.
 - No wait of the connection's thread is longer than the session's ``patience``, so that a server that doesn't respond
   doesn't use up the time in which another one could be asked.
 
@@ -21,6 +23,7 @@ import math
 import select
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,9 +34,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped, SASLException, SessionClosedRequireSaslError
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import _CONNECTION_DROP, STOP_CONNECTING, ConnectionHandler
-from kazoo.protocol.serialization import Connect
+from kazoo.protocol.serialization import CloseInstance, Connect
 from kazoo.protocol.states import KeeperState
-from kazoo.retry import KazooRetry
+from kazoo.retry import ForceRetryError, KazooRetry
 
 from tenure._runtime.clock import Clock
 
@@ -45,6 +48,14 @@ RECONNECT_FIRST, RECONNECT_MAX = 0.02, 2.0
 RECONNECT_SHARE = 1 / 3
 """The share that such a pause takes at most of a session's time-out, before whose end a server must be reached; and of
 the time that a request waits: one that is asked when the server is back is answered."""
+ASKED_AGAIN = 1 / 16
+"""Times a session's time-out until a request to end it is repeated that was sent, and not answered. This doubles each
+time: where only the first half of it is carried out, which asks for the shortest time-out that the servers give, the
+session must end in one of these pauses."""
+ASKED_AGAIN_MAX = 2.0
+"""The most that this grows to."""
+ANSWERS_MAX = 8
+"""How often more of the answer to that request is read; the whole answer is some 60 bytes."""
 JITTER = 0.5
 """The share by which a pause is shorter or longer, at random."""
 
@@ -186,6 +197,7 @@ class _Connection(ConnectionHandler):
     """kazoo's connection; it also notes how long the server lets the session last."""
 
     negotiated: float = 0.0
+    _asked_again = ASKED_AGAIN
 
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
         try:
@@ -210,11 +222,45 @@ class _Connection(ConnectionHandler):
                 self.handler.note_failure(error)
         return found
 
+    def _connect_loop(self, retry: KazooRetry) -> Any:
+        if not self.client.is_abandoned:
+            return super()._connect_loop(retry)
+        is_sent = False
+        for place in self._expand_client_hosts():
+            is_sent_here, is_answered = self._ask_to_end(*place)
+            if is_answered or self.client._stopped.is_set():
+                return STOP_CONNECTING
+            is_sent |= is_sent_here
+        if is_sent:
+            self.client._stopped.wait(self.negotiated * self._asked_again)
+            self._asked_again = min(2 * self._asked_again, ASKED_AGAIN_MAX)
+        raise ForceRetryError("the session may not have ended")
+
+    def _ask_to_end(self, host: str, address: str, port: int) -> tuple[bool, bool]:
+        """Ask a server to end the session; return whether the request was sent, and whether it was answered.
+
+        It is one message: connect, for the shortest time, and close. So nothing depends on an answer to the first part.
+        """
+        client = self.client
+        connect = Connect(0, 0, 1, client._session_id or 0, client._session_passwd, False).serialize()
+        close = struct.pack("!ii", 1, CloseInstance.type)
+        is_sent = is_answered = False
+        with suppress(OSError), self.handler.create_connection((address, port), hostname=host) as made:
+            made.sendall(b"".join(struct.pack("!i", len(part)) + part for part in (connect, close)))
+            is_sent = True
+            for _ in range(ANSWERS_MAX):  # to the end: closed too early, the second part may be thrown away
+                if not made.recv(4_096):
+                    break
+                is_answered = True
+        return is_sent, is_answered
+
     def _send_ping(self, connect_timeout: float) -> None:
         if self.handler.has_run():
             super()._send_ping(connect_timeout)
 
     def _connect_attempt(self, *arguments: Any) -> Any:
+        if self.client.is_abandoned:  # since the first one of this round
+            return None
         try:
             return super()._connect_attempt(*arguments)
         except Exception as error:  # a refused login, for example; kazoo would let its thread fail
@@ -228,10 +274,11 @@ class Driver(KazooClient):
     """One session. The first ``start_async`` connects; after its end, it isn't used again.
 
     Undocumented parts of kazoo that are used here: ``_session_callback`` is called, on the connection's thread, at each
-    change of state; ``_connection`` has the connection, with ``_invoke`` for the requests while connecting,
-    ``_send_ping`` for what keeps an idle session up, ``_expand_client_hosts`` for the addresses of all servers, and
-    ``_connect_attempt`` for one of them; setting ``_stopped`` keeps it from connecting again; ``_call`` with
-    ``_CONNECTION_DROP``, as kazoo's own test harness does it, breaks the connection.
+    change of state; ``_session_id`` and ``_session_passwd`` name the session; ``_connection`` has the connection, with
+    ``_invoke`` for the requests while connecting, ``_send_ping`` for what keeps an idle session up,
+    ``_expand_client_hosts`` for the addresses of all servers, ``_connect_attempt`` for one of them, and
+    ``_connect_loop`` for an attempt at each; setting ``_stopped`` keeps it from connecting again; ``_call`` with
+    ``_CONNECTION_DROP``, as in kazoo's own test harness, breaks the connection.
 
     Args:
         servers: Where to connect, as ``host:port,host:port``.
@@ -262,6 +309,8 @@ class Driver(KazooClient):
     ) -> None:
         self._loop = loop
         self._on_state = on_state
+        self.is_abandoned = False
+        """Whether its session is only to be ended."""
         handler = _Handler(loop, clock, patience, context, on_failure)
         retry = reconnecting(lasts, waits)
         super().__init__(servers, timeout=lasts, handler=handler, connection_retry=retry, logger=_SILENT, **options)
@@ -282,6 +331,11 @@ class Driver(KazooClient):
     def drop(self) -> None:
         """Break the connection, and connect to a server again."""
         self._call(_CONNECTION_DROP, self.handler.async_result())
+
+    def abandon(self) -> None:
+        """Never connect again, and ask the servers to end the session until one answers; then the state is closed."""
+        self.is_abandoned = True
+        self.drop()
 
     def leave(self, *, ends_session: bool, within: float) -> None:
         """End the connection and its thread; call it in another thread than the loop's.

@@ -80,7 +80,7 @@ class ZooKeeperLeases:
         self._made: set[str] = set()
         """The nodes of elections that were there; a container may be removed by the server."""
         self._places = Places(client.clock, client.until, client.notifier.notify)
-        client.on_over = self._places.session_is_over
+        client.on_change = self._places.note_change
 
     async def close(self) -> None:
         """End the places of those that wait, and every session without a claim; a claim runs out by itself."""

@@ -4,6 +4,9 @@ One session carries all places of a process, so a place doesn't end with a candi
 each has a deadline of its own, on our clock: ``ttl`` seconds after the newest request for it that succeeded was begun.
 Then its node is deleted, and that is repeated until it is known to be gone, or the session is. The name of the node is
 unique, so no other candidate's can be meant.
+
+A session without a connection is abandoned once all its places are past their deadlines: there is nothing left that
+connecting again could save, and the servers would take each attempt for a sign of life.
 """
 
 from __future__ import annotations
@@ -64,6 +67,11 @@ class Place:
         """Whether its node was deleted by us, as far as is known."""
         self.ending: asyncio.Task[None] | None = None
         """What deletes its node, once it has begun; then the place isn't used any more."""
+
+    @property
+    def may_have_node(self) -> bool:
+        """Whether a node of it may stand in the queue."""
+        return not self.is_gone and (self.node is not None or self.creating is not None)
 
     @property
     def node_path(self) -> str:
@@ -144,11 +152,21 @@ class Places:
                 "again until its session ends"
             )
 
-    def session_is_over(self, session: Session) -> None:
-        """Note that *session* can't be used any more; if it has expired, its nodes are gone."""
-        for place in list(self._places.values()):
-            if place.session is session and session.is_expired:
+    def note_change(self, session: Session) -> None:
+        """Note that *session* has changed: if it has expired, its nodes are gone."""
+        if session.is_expired:
+            for place in [one for one in self._places.values() if one.session is session]:
                 self.note_gone(place)
+        else:
+            self._abandon_if_due(session)
+
+    def _abandon_if_due(self, session: Session) -> None:
+        """Abandon a session that has no connection, and nodes, but none whose place lasts any longer."""
+        if session.is_over or session.is_connected:
+            return
+        deadlines = [one.deadline for one in self._places.values() if one.session is session and one.may_have_node]
+        if deadlines and max(deadlines) <= self._clock.now():
+            session.abandon()
 
     async def _remove(self, place: Place) -> None:
         backoff = Backoff(longest=AGAIN_MAX)
@@ -209,16 +227,17 @@ class Places:
     def _end_due(self) -> None:
         self._timer = None
         now = self._clock.now()
-        lasting = []
+        lasting, due = [], set()
         for place in list(self._places.values()):
-            if place.ending is not None:
-                continue
-            if place.deadline <= now:
-                self.end(place)
-            else:
+            if place.deadline > now:
                 lasting.append(place.deadline)
+            else:
+                self.end(place)
+                due.add(place.session)
         if lasting:
             self._set_timer(min(lasting))
+        for session in due:
+            self._abandon_if_due(session)
 
     async def close(self) -> None:
         """Delete the nodes of those that wait, where their session goes on for a claim; stop all tasks."""

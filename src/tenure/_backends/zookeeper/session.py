@@ -32,6 +32,9 @@ SILENCE_SHARE = 1 / 6
 SILENCE_MIN, SILENCE_MAX = 0.2, 10.0
 """The least and the most seconds for that: a busy server is not left at once."""
 
+ABANDONED = "ABANDONED"
+"""The state of a session that is only to be ended, beside those of the driver."""
+
 Watched = tuple[str, str]
 """What a watch is set on: the kind of request that has set it, and the path."""
 
@@ -78,7 +81,8 @@ class Session:
         clock: Measures requests.
         make: Makes the driver, from the arguments that are added here.
         on_watch: Is called with the topic of a watch that has fired.
-        on_change: Is called when the session is connected, again or for the first time, and when it is over.
+        on_change: Is called when the connection is made, again or for the first time, or has broken; when the session
+            is over, and when it is left.
     """
 
     def __init__(
@@ -97,6 +101,8 @@ class Session:
         """The time-out that the server gave it, in seconds."""
         self.is_expired = False
         """Whether it has certainly ended, with all its nodes."""
+        self.is_left = False
+        """Whether no server is asked anything about it any more; one that is abandoned is over before that."""
         self.touches: Touches = Touches(ensemble.tick)
         self.connections: int = 0
         """The number of connections made so far."""
@@ -163,6 +169,11 @@ class Session:
             return self.translated(refused, had_worked=known.has_worked)
         if self._over == KeeperState.CLOSED and failure is not None:
             return self._not_connected(failure, 0.0)
+        if self._over == ABANDONED:
+            return Unavailable(
+                f"{known.place} gave no answer until all claims and places of this client had run out, so their "
+                "session is left to end; tenure opens a new one"
+            )
         return self.translated(SessionExpiredError())
 
     def _not_connected(self, failure: Exception | None, within: float) -> TenureError:
@@ -177,6 +188,15 @@ class Session:
             has_certificate=known.has_certificate,
         )
 
+    def abandon(self) -> None:
+        """Never use the session again, so that it ends.
+
+        A request to connect renews a session, whether its answer arrives or not. So without this, a client that gets no
+        answers would keep up, for as long as that lasts, what it can neither use nor delete.
+        """
+        self._end(ABANDONED)
+        self._driver.abandon()
+
     def drop(self) -> None:
         """Break the connection; the driver connects again, to any server."""
         self._driver.drop()
@@ -187,6 +207,9 @@ class Session:
 
     def _on_state(self, state: str, session_id: int, negotiated: float, connecting_at: float) -> None:
         if self._over is not None:
+            if state in OVER and not self.is_left:
+                self.is_left = True
+                self._on_change(self)
             return
         self._wake()
         self._armed.clear()  # the driver forgets its watches with each connection
@@ -198,13 +221,18 @@ class Session:
             self._is_connected.set()
             self._on_change(self)
         elif state in OVER:
-            self._over = state
-            self.is_expired = state == KeeperState.EXPIRED_SESSION
-            self._stop_timers()
-            self._is_connected.set()
-            self._on_change(self)
+            self.is_expired, self.is_left = state == KeeperState.EXPIRED_SESSION, True
+            self._end(state)
         else:
             self._is_connected.clear()
+            self._on_change(self)
+
+    def _end(self, state: str) -> None:
+        self._over = state
+        self._stop_timers()
+        self._is_connected.set()
+        self._wake()
+        self._on_change(self)
 
     async def close(self, *, ends_session: bool) -> None:
         """End the connection and its thread; the session with its nodes too, unless it is to run out by itself."""
