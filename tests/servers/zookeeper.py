@@ -46,6 +46,8 @@ class ZooKeeper(Server):
         needs_login: Whether it refuses clients without this login.
         authority: Issues its certificate; it then accepts TLS only.
         client_certificates: Whether it accepts only clients that show a certificate of the authority.
+        containers_checked: Seconds between its looks for containers without children, which it then removes; never
+            during a test, unless that is what it tests.
         options: More lines of its configuration, as ``("enforce.auth.enabled", "true")``.
         members: The lines ``server.N`` of its ensemble.
         number: Its number in the ensemble.
@@ -63,6 +65,7 @@ class ZooKeeper(Server):
         needs_login: bool = False,
         authority: Authority | None = None,
         client_certificates: bool = False,
+        containers_checked: float = 86_400.0,
         options: Sequence[tuple[str, str]] = (),
         members: Sequence[tuple[str, str]] = (),
         number: int = 1,
@@ -76,6 +79,7 @@ class ZooKeeper(Server):
         self.client_certificates = client_certificates
         self.certificate: tuple[Path, Path] | None = None
         """A client's certificate and key, if it requires one."""
+        self.containers_checked = containers_checked
         self.options = options
         self.members = members
         self.number = number
@@ -132,6 +136,7 @@ class ZooKeeper(Server):
         settings = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dzookeeper.jmx.log4j.disable=true"]
         # Without fsync: what a killed process has written is in the kernel. And no file of 64 MiB for each start.
         settings += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=64", "-Duser.timezone=UTC"]
+        settings.append(f"-Dznode.container.checkIntervalMs={self.containers_checked * 1_000:.0f}")
         if self.login:
             settings.append(f"-Djava.security.auth.login.config={self.folder / 'jaas.conf'}")
         main = "QuorumPeerMain" if self.members else "ZooKeeperServerMain"

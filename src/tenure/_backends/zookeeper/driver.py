@@ -25,7 +25,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -34,9 +34,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped, SASLException, SessionClosedRequireSaslError
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import _CONNECTION_DROP, STOP_CONNECTING, ConnectionHandler
-from kazoo.protocol.serialization import CloseInstance, Connect
+from kazoo.protocol.serialization import CloseInstance, Connect, Create2
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import ForceRetryError, KazooRetry
+from kazoo.security import ACL
 
 from tenure._runtime.clock import Clock
 
@@ -72,6 +73,13 @@ def reconnecting(lasts: float, waits: float) -> KazooRetry:
     longest = min(RECONNECT_MAX, RECONNECT_SHARE * min(lasts, waits))
     most = longest / (1.0 + JITTER)  # kazoo applies its jitter after its limit
     return KazooRetry(max_tries=-1, delay=RECONNECT_FIRST, backoff=2, max_jitter=JITTER, max_delay=most)
+
+
+class CreateContainer(Create2):
+    """The request to create a container, which kazoo doesn't know."""
+
+    type = 19
+    flags_of_containers = 4
 
 
 class StateListener(Protocol):
@@ -327,6 +335,12 @@ class Driver(KazooClient):
     def tried(self) -> str:
         """Host and port of the server that was tried last."""
         return str(self.handler.tried)
+
+    def create_container_async(self, path: str, acl: Sequence[ACL]) -> AsyncResult:
+        """Create a node without data, which the servers remove some time after its last child."""
+        result = self.handler.async_result()
+        self._call(CreateContainer(path, b"", acl, CreateContainer.flags_of_containers), result)
+        return result
 
     def drop(self) -> None:
         """Break the connection, and connect to a server again."""

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, UnimplementedError
 
 from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.names import Dialect, Queue, dialect_of, escaped, queue_of, unescaped
 from tenure._backends.zookeeper.records import NO_RECORD, Record, is_asked, is_record, read_record, shown_record
-from tenure._backends.zookeeper.requests import Send, children, create, exists, get, set_data, sync
+from tenure._backends.zookeeper.requests import (
+    Send,
+    children,
+    create,
+    create_container,
+    exists,
+    get,
+    set_data,
+    sync,
+)
 from tenure._backends.zookeeper.session import Session
 from tenure._election.store import NAME_MAX
 from tenure._lease import HeldBy, Vacant
@@ -50,6 +59,7 @@ class Elections:
         self._root = client.address.root
         self._dialect: Dialect = client.options.dialect
         self._seen: dict[str, _Seen] = {}
+        self._has_containers = True
 
     def path(self, name: str) -> str:
         """Return the path of the node of an election."""
@@ -83,16 +93,27 @@ class Elections:
                 "another name or path"
             )
 
+    def creation(self, path: str) -> Send:
+        """Return the request that creates the node of an election: a container, where the servers know them."""
+        return (create_container if self._has_containers else create)(path, self._client.acl)
+
     async def make(self, session: Session, path: str, until: float) -> None:
-        """Create the node of an election and those above it. They stay, as they hold the newest token."""
+        """Create the node of an election and those above it, which stay."""
         missing = [path]
         while missing:
+            above = missing[-1]
             try:
-                await session.ask(create(missing[-1], self._client.acl), until, writes=True)
+                send = self.creation(path) if above == path else create(above, self._client.acl)
+                await session.ask(send, until, writes=True)
             except NodeExistsError:
                 pass
             except NoNodeError:
-                missing.append(missing[-1].rpartition("/")[0])
+                missing.append(above.rpartition("/")[0])
+                continue
+            except ConfigError as error:
+                if not (self._has_containers and isinstance(error.__cause__, UnimplementedError)):
+                    raise
+                self._has_containers = False
                 continue
             missing.pop()
 

@@ -32,7 +32,6 @@ from tenure._backends.zookeeper.records import Record, require_metadata
 from tenure._backends.zookeeper.requests import (
     check,
     children,
-    create,
     create_candidate,
     delete,
     exists,
@@ -78,7 +77,7 @@ class ZooKeeperLeases:
         self._clock = client.clock
         self._elections = Elections(client)
         self._made: set[str] = set()
-        """The nodes of elections that were there; a container may be removed by the server."""
+        """The nodes of elections that were there; the servers may have removed them since."""
         self._places = Places(client.clock, client.until, client.notifier.notify)
         client.on_change = self._places.note_change
 
@@ -174,7 +173,7 @@ class ZooKeeperLeases:
         _require_not_ended(place)  # nothing would delete a node that is created from now on
         prefix = f"{path}/{node_prefix(self._client.options.dialect, place.guid)}"
         if path not in self._made:  # its answer doesn't matter: that of the next request says whether it is there
-            session.send(create(path, acl), writes=True)
+            session.send(self._elections.creation(path), writes=True)
         place.creating = session.send(create_candidate(prefix, place.holder.encode(), acl), writes=True)
         listing, readings = session.send(children(path)), send_readings(place)
         try:

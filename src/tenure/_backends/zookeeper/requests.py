@@ -41,6 +41,11 @@ def create(path: str, acl: Sequence[ACL]) -> Send:
     return lambda driver: driver.create_async(path, b"", acl=list(acl))
 
 
+def create_container(path: str, acl: Sequence[ACL]) -> Send:
+    """Create a node without data that the servers remove some time after its last child."""
+    return lambda driver: driver.create_container_async(path, acl)
+
+
 def create_candidate(prefix: str, data: bytes, acl: Sequence[ACL]) -> Send:
     """Create a node that ends with the session, with a sequence number; the answer is its path and its status."""
     return lambda driver: driver.create_async(
