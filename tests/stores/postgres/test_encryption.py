@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("asyncpg")
 
 from tenure._backends import postgres
+from tenure._backends.postgres import encryption
 from tenure._backends.postgres.address import Options, dsn_of
 from tenure._backends.postgres.encryption import Encryption, encryption_of
 from tenure._lease import Vacant
@@ -130,6 +132,56 @@ def test_the_authorities_of_the_machine(tmp_path: Path, ca: str, monkeypatch: py
     monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
     with pytest.raises(ConfigError, match="no file with the authorities of this machine was found"):
         decided("postgresql://h/d?sslrootcert=system", tmp_path)
+
+
+def test_the_authorities_of_a_system_whose_python_looks_elsewhere(
+    tmp_path: Path, ca: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = ssl.DefaultVerifyPaths("", "", "SSL_CERT_FILE", "/opt/ssl/cert.pem", "SSL_CERT_DIR", "/opt/ssl/certs")
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: none)
+    monkeypatch.setattr(encryption, "_BUNDLES", ("/nowhere.pem", ca))
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert decided("postgresql://h/d?sslrootcert=system", tmp_path) == Encryption("verify-full", ca)
+
+
+@pytest.mark.parametrize("mode", ["require", "verify-ca"])
+def test_the_authorities_of_the_machine_certify_anybody_so_the_name_is_verified(
+    tmp_path: Path, ca: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As libpq refuses it: else, a server with any certificate of a public authority would be trusted."""
+    monkeypatch.setenv("SSL_CERT_FILE", ca)
+    said = rf"names must be verified, too, and .*={mode} doesn't do that; write sslmode=verify-full"
+    with pytest.raises(ConfigError, match=said):
+        decided(f"postgresql://h/d?sslmode={mode}&sslrootcert=system", tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        decided("postgresql://h/d", tmp_path, PGSSLMODE=mode, PGSSLROOTCERT="system")
+    full = Encryption("verify-full", ca)
+    assert decided("postgresql://h/d?sslmode=verify-full&sslrootcert=system", tmp_path) == full
+    assert decided("postgresql://h/d?sslmode=verify-full", tmp_path, PGSSLROOTCERT="system") == full
+
+
+def test_the_usual_file_that_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    usual = tmp_path / ".postgresql" / "root.crt"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", denied)  # as root, a test is denied nothing
+        for mode in ("require", "verify-full"):
+            with pytest.raises(ConfigError, match=rf"{usual}, where libpq looks .* Permission denied; name its file"):
+                decided(f"postgresql://h/d?sslmode={mode}", tmp_path)
+        assert decided("postgresql://h/d", tmp_path) == Encryption(None, None)  # it isn't looked at
+    usual.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=rf"sslrootcert={usual} of .* can't be read: Is a directory"):
+        decided("postgresql://h/d?sslmode=verify-full", tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["", "&sslmode=prefer"])
+def test_tls_from_the_first_byte_on_needs_a_mode_that_has_it(tmp_path: Path, mode: str) -> None:
+    with pytest.raises(ConfigError, match=r"the option sslnegotiation=direct of .* is for TLS alone; write sslmode="):
+        decided(f"postgresql://h/d?sslnegotiation=direct{mode}", tmp_path)
+    assert decided("postgresql://h/d?sslnegotiation=direct&sslmode=require", tmp_path).mode == "require"
 
 
 def test_files_that_can_not_be_read(tmp_path: Path) -> None:

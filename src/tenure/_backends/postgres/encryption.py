@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tenure._backends.postgres.address import Options
 from tenure._opened import Fact
-from tenure._option_files import exists, read_file, require_readable, warnings_about
+from tenure._option_files import read_file, require_readable, warnings_about
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -27,6 +27,22 @@ SYSTEM = "system"
 UNVERIFIED = ("disable", "allow", "prefer")
 """The modes in which a server may be used without TLS, and none is verified."""
 VERIFYING = ("verify-ca", "verify-full")
+WEAK = ("require", "verify-ca")
+"""The modes in which there is TLS, and no name is verified."""
+
+USUAL = Path(".postgresql", "root.crt")
+"""The file of authorities in which libpq looks for them, in the user's folder."""
+
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+"""Where systems keep the authorities that they trust; a Python from elsewhere may look in another place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,49 +82,94 @@ def encryption_of(
     service = _service(url, file, options.service) if options.service else {}
     for rank, (where, found) in enumerate(_places(url, file, service, env)):
         for name, text in found.items():
-            given.setdefault(name, _Given(text, where.format(name=name, variable=f"PG{name.upper()}"), rank))
-    warnings = require_readable(
-        url, **{name: one.text for name, one in given.items() if name != "sslmode" and one.text != SYSTEM}
-    )
+            given.setdefault(name, _Given(text, where.format(name=name, variable=_variable(name)), rank))
+    files = {name: given[name].text for name in _FILES if name in given and given[name].text != SYSTEM}
+    warnings = require_readable(url, **files)
     if {"password", "sslpassword"} & service.keys():
         warnings += warnings_about("service", file)
+    has_certificate = "sslcert" in given or "sslkey" in given
+    _require_agreement(url, given)
     mode, root = given.get("sslmode"), given.get("sslrootcert")
-    named, cert = root or given.get("sslcrl"), given.get("sslcert") or given.get("sslkey")
-    if mode is not None and named is not None and mode.text in UNVERIFIED and named.rank <= mode.rank:
-        raise ConfigError(
-            f"{named.where} of {url} says whom to trust, and {mode.where}={mode.text} trusts anybody; write "
-            "sslmode=verify-full, or leave out one of them"
-        )
-    if mode is not None and cert is not None and mode.text == "disable" and cert.rank <= mode.rank:
-        raise ConfigError(
-            f"{cert.where} of {url} is for TLS, which {mode.where}=disable excludes; write sslmode=verify-full and "
-            "sslrootcert=…, or leave out one of them"
-        )
-    chosen = mode.text if mode else "verify-full" if named else "require" if cert else None
+    chosen = (
+        mode.text if mode else "verify-full" if root or "sslcrl" in given else "require" if has_certificate else None
+    )
+    direct = given.get("sslnegotiation")
     if chosen is None or chosen in UNVERIFIED:
-        return Encryption(chosen, None, cert is not None, warnings)
-    usual = home / ".postgresql" / "root.crt"
-    authority = root.text if root else str(usual) if exists(usual) else None
+        if direct is not None and direct.text == "direct":
+            raise ConfigError(
+                f"{direct.where}=direct of {url} is for TLS alone; write sslmode=verify-full, too, or leave it out"
+            )
+        return Encryption(chosen, None, has_certificate, warnings)
+    authority = root.text if root else _usual(url, home)
     if authority == SYSTEM:
         authority = _of_system()
     if authority is None and chosen in VERIFYING:
         raise ConfigError(
-            f"sslmode={chosen} of {url} needs an authority, and there is no {usual}; name its file with "
+            f"sslmode={chosen} of {url} needs an authority, and there is no {home / USUAL}; name its file with "
             "sslrootcert=FILE, or write sslrootcert=system for those that this machine trusts"
         )
     if chosen == "require" and authority is not None:
         chosen = "verify-ca"  # as libpq documents it
-    return Encryption(chosen, authority, cert is not None, warnings)
+    return Encryption(chosen, authority, has_certificate, warnings)
+
+
+def _require_agreement(url: Url, given: Mapping[str, _Given]) -> None:
+    """Refuse an ``sslmode`` that doesn't give what another option asks for."""
+    mode = given.get("sslmode")
+    if mode is None:
+        return
+    root = given.get("sslrootcert")
+    named, cert = root or given.get("sslcrl"), given.get("sslcert") or given.get("sslkey")
+    if named is not None and mode.text in UNVERIFIED and named.rank <= mode.rank:
+        raise ConfigError(
+            f"{named.where} of {url} says whom to trust, and {mode.where}={mode.text} trusts anybody; write "
+            "sslmode=verify-full, or leave out one of them"
+        )
+    if root is not None and root.text == SYSTEM and mode.text in WEAK and root.rank <= mode.rank:
+        raise ConfigError(
+            f"{root.where}=system of {url} trusts authorities that certify anybody's servers, so their names must be "
+            f"verified, too, and {mode.where}={mode.text} doesn't do that; write sslmode=verify-full, or leave it out"
+        )
+    if cert is not None and mode.text == "disable" and cert.rank <= mode.rank:
+        raise ConfigError(
+            f"{cert.where} of {url} is for TLS, which {mode.where}=disable excludes; write sslmode=verify-full and "
+            "sslrootcert=…, or leave out one of them"
+        )
+
+
+def _usual(url: Url, home: Path) -> str | None:
+    """Return the file of authorities in which libpq looks for them; None if there is none.
+
+    Raises:
+        ConfigError: It can't be read.
+    """
+    file = home / USUAL
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(
+            f"{file}, where libpq looks for the authority of {url}, can't be read: {error.strerror}; name its file "
+            "with sslrootcert=FILE, or write sslrootcert=system for those that this machine trusts"
+        ) from None
+    require_readable(url, sslrootcert=str(file))
+    return str(file)
 
 
 def _places(
     url: Url, file: Path, service: Mapping[str, str], env: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    names = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl")
+    names = ("sslmode", *_FILES, "sslnegotiation")
     yield "the option {name}", {name: url.query[name].reveal() for name in names if name in url.query}
     yield f"{{name}} in {file}", {name: service[name] for name in names if service.get(name)}
-    variables = {name: env.get(f"PG{name.upper()}") for name in names}
+    variables = {name: env.get(_variable(name)) for name in names}
     yield "the variable {variable}", {name: text for name, text in variables.items() if text}
+
+
+def _variable(name: str) -> str:
+    """Return the variable in which libpq looks for an option."""
+    return f"PG{name.upper().replace('_', '')}"
 
 
 def service_of(url: Url, name: str, env: Mapping[str, str]) -> Mapping[str, str]:
@@ -150,8 +211,10 @@ def _of_system() -> str:
     paths = ssl.get_default_verify_paths()
     files = [paths.cafile] if paths.cafile else []
     files += [f"{paths.capath}/ca-certificates.crt"] if paths.capath else []  # as Debian calls it
+    if not {paths.openssl_cafile_env, paths.openssl_capath_env} & os.environ.keys():
+        files += _BUNDLES
     for file in files:
-        if Path(file).exists():
+        if os.path.exists(file):
             return file
     raise ConfigError(
         "sslrootcert=system: no file with the authorities of this machine was found; name it, as in "
