@@ -6,8 +6,9 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 
+from tenure._pasted import refusal_of_scheme
 from tenure._url import Url
-from tenure.errors import BackendNotInstalled, ConfigError, nearest
+from tenure.errors import BackendNotInstalled, ConfigError
 
 BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
     {
@@ -39,16 +40,13 @@ def load(url: Url) -> ModuleType:
     """Import the backend that serves *url*.
 
     Raises:
-        ConfigError: No backend has this scheme; the nearest known one is named.
+        ConfigError: No backend has this scheme; the one that was meant is named, if that can be told.
         BackendNotInstalled: Its driver is missing; the message names the pip command.
     """
     try:
         module, extra = BACKENDS[url.scheme]
     except KeyError:
-        known = ", ".join(sorted(BACKENDS))
-        raise ConfigError(
-            f"no backend serves {url.scheme!r}{nearest(url.scheme, list(BACKENDS))} (known: {known})"
-        ) from None
+        raise ConfigError(refusal_of_scheme(url.scheme, BACKENDS)) from None
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

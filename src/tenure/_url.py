@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from tenure._pasted import has_placeholder, refusal_of_form, refusal_of_scheme
 from tenure._secret import HIDDEN, Secret, path_shown
 from tenure.errors import ConfigError, nearest
 
@@ -22,6 +23,8 @@ Options = TypeVar("Options")
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+]{0,30}\Z")
 _PARTS = re.compile(r"(?P<scheme>[^:/?#]+):(?P<slashes>//)?(?P<netloc>(?(slashes)[^/?#]*))(?P<rest>.*)", re.DOTALL)
+_SECOND = re.compile(r"[^/?#]*//[^/?#]*[,;][a-z][a-z0-9+]*://")
+"""A scheme before the second server, too."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,39}\Z")
 _PLACE = re.compile(r"(?P<host>\[[\w.:%-]+\]|[\w.%-]*)(?::(?P<port>[0-9]{0,5}))?")
@@ -44,7 +47,8 @@ _USERS = frozenset({"postgresql", "postgres"})
 """Schemes where a login without a password is a user. Elsewhere it may be a token, or a password in the wrong place."""
 
 _LOGINS = _USERS | {
-    *("redis", "rediss", "redis+sentinel", "rediss+sentinel", "nats", "amqp", "amqps", "etcd", "etcds", "zookeeper"),
+    *("redis", "rediss", "redis+sentinel", "rediss+sentinel"),
+    *("nats", "amqp", "amqps", "etcd", "etcds", "zookeeper"),
 }
 """Schemes where a login has a user and a password."""
 
@@ -56,14 +60,27 @@ _ANYWHERE = re.compile(
 )
 """How a URL begins, or what others write in its place."""
 
-SHOWN = frozenset(
+_OF_OTHERS = frozenset(
+    """
+    auth_mechanism blocked_connection_timeout channel_binding channel_max client_encoding client_name
+    connection_attempts connection_timeout decode_responses encoding fallback_application_name family frame_max
+    gssencmode health_check_interval keepalives keepalives_count keepalives_idle keepalives_interval
+    load_balance_hosts locale name pgbouncer protocol retry_delay retry_on_timeout server_name_indication
+    socket_timeout ssl_cert_reqs sslcompression sslsni stack_timeout supa tcp_user_timeout uselibpqcompat verify
+    virtual_host
+    """.split()  # noqa: SIM905
+)
+"""Options of other clients, of which most change nothing. None of their values has an @."""
+
+SHOWN = _OF_OTHERS | frozenset(
     """
     acl admin_port application_name auth busy ca cert check_hostname cluster connect_timeout connections
     consumer_timeout container context create creds db dbname dialect dns domain emulator endpoint_suffix gsslib
     heartbeat host inbox insecure key_file kind krbsrvname kubeconfig lease_prefix listen lock max_deliveries me
-    passfile patience pool port prefix prepared queue_port quorum replicas schema sentinel_tls sentinel_user server
-    service ssl_max_protocol_version ssl_min_protocol_version sslcert sslcrl sslkey sslmode sslnegotiation sslrootcert
-    strategy synchronous target_session_attrs tick timeout tls tls_ca tls_cert tls_key ttl_max user watches
+    options passfile patience pool port prefix prepared queue_port quorum replicas schema sentinel_tls
+    sentinel_user server service ssl_max_protocol_version ssl_min_protocol_version sslcert sslcrl sslkey sslmode
+    sslnegotiation sslrootcert strategy synchronous target_session_attrs tick timeout tls tls_ca tls_cert
+    tls_key ttl_max user username watches
     """.split()  # noqa: SIM905
 )
 """The options whose values are shown."""
@@ -74,7 +91,7 @@ HIDDEN_OPTIONS = frozenset({"key", "nkey", "password", "sentinel_password", "sig
 ``key`` and ``nkey`` name files; but who takes them for the key itself writes that.
 """
 
-_LOGIN_OPTIONS = frozenset({"acl", "auth", "sentinel_user", "user"})
+_LOGIN_OPTIONS = frozenset({"acl", "auth", "sentinel_user", "user", "username"})
 """Options in which others write user:password."""
 
 _FILE_OPTIONS = frozenset(
@@ -121,6 +138,8 @@ class Url:
         """
         if not isinstance(written, str):
             raise ConfigError(f"a backend's URL must be text such as 'sqlite:///work.db', not {type(written).__name__}")
+        if (refusal := refusal_of_form(written, SCHEMES)) is not None:
+            raise ConfigError(refusal)
         scheme, colon, _ = written.partition(":")
         if not colon or not _SCHEME.match(scheme):
             raise ConfigError(
@@ -128,6 +147,17 @@ class Url:
                 "with a scheme; write for example sqlite:///work.db or memory:"
             )
         unread = f"{scheme}:{HIDDEN}"
+        if has_placeholder(written):
+            raise ConfigError(
+                f"{unread!r} has a placeholder, or a mask, where the password is; write the password there"
+            )
+        if _SECOND.match(written):
+            if scheme not in SCHEMES:
+                raise ConfigError(refusal_of_scheme(scheme, SCHEMES))
+            raise ConfigError(
+                f"{unread!r} has a scheme before each of its servers; write it once, as in "
+                f"{scheme}://HOST:PORT,HOST2:PORT"
+            )
         if "#" in written:
             raise ConfigError(f"{unread!r} has a '#', which would end the address; write it as %23")
         try:
@@ -145,6 +175,11 @@ class Url:
             raise ConfigError(
                 f"{unread!r} has an @ after the address; percent-encode a / or ? of the password as %2F or %3F, and "
                 "any other @ as %40"
+            )
+        if any("+" in option and option.partition("=")[0] in HIDDEN_OPTIONS for option in parts.query.split("&")):
+            raise ConfigError(
+                f"{unread!r} has a + in the value of an option that holds a secret, and some read that as a space; "
+                "write a + as %2B, and a space as %20"
             )
         login, at, hosts = parts.netloc.rpartition("@")
         if not _HOSTS.fullmatch(hosts):
@@ -177,13 +212,18 @@ class Url:
     def options(self, kind: type[Options]) -> Options:
         """Build the dataclass *kind* from the query: each field an option, its annotation the type, its default kept.
 
+        Its ``ELSEWHERE``, if it has one, says what to write in place of options of other clients.
+
         Raises:
             ConfigError: An option is unknown (the nearest known one is named), or its value doesn't fit.
         """
         fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        elsewhere: Mapping[str, str] = getattr(kind, "ELSEWHERE", {})
         given: dict[str, Any] = {}
         for name, value in self.query.items():
             if name not in fields:
+                if name in elsewhere:
+                    raise ConfigError(f"{self.scheme} has no option {name!r}: {elsewhere[name]}")
                 raise ConfigError(self._unknown(name, sorted(fields)))
             given[name] = _typed(name, value, fields[name].type)
         return kind(**given)
@@ -352,7 +392,7 @@ def _shown_login(scheme: str, login: str) -> str:
 def _is_unclear(option: str) -> bool:
     """Whether this may be the end of a password with a ? in it."""
     name, _, value = option.partition("=")
-    return "@" in name or ("@" in value and unquote(name) not in _KNOWN)
+    return "@" in name or ("@" in value and unquote(name) not in _KNOWN - _OF_OTHERS)
 
 
 def _shown_option(option: str, *, has_secret: bool) -> str:

@@ -165,9 +165,9 @@ def refuse_unknown(function: str, options: Mapping[str, object], known: Iterable
             raise TypeError(f"{function}() has no option {name!r}{nearest(name, names)}")
 
 
-def nearest(asked: str, known: list[str]) -> str:
+def nearest(asked: str, known: list[str], closeness: float = 0.5) -> str:
     """Return ``'; did you mean …?'`` for the closest of *known*, or nothing if none is close."""
     from difflib import get_close_matches
 
-    close = get_close_matches(asked, known, n=1, cutoff=0.5)
+    close = get_close_matches(asked, known, n=1, cutoff=closeness)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -106,7 +106,7 @@ def test_each_option_that_switches_a_check_off_is_listed() -> None:
                 one for one in vars(found).values() if isinstance(one, type) and dataclasses.is_dataclass(one)
             ):
                 options |= {field.name for field in dataclasses.fields(kind) if is_about_checks(field.name)}
-    assert {"check_hostname", "sslmode", "sentinel_tls"} <= options
+    assert {"check_hostname", "ssl_cert_reqs", "sslmode", "sentinel_tls"} <= options
     assert [one for one in options if f"`{one}" not in listed and one not in NOT_TLS] == []
 
 
@@ -115,7 +115,7 @@ NOT_TLS = {"insecure"}
 
 
 def is_about_checks(name: str) -> bool:
-    return bool(re.search(r"hostname|insecure|verify|sslmode|_tls$", name)) and not name.startswith("is_")
+    return bool(re.search(r"hostname|insecure|verify|cert_reqs|sslmode|_tls$", name)) and not name.startswith("is_")
 
 
 def test_each_store_has_a_row() -> None:

@@ -38,12 +38,14 @@ from tests.servers import RabbitMQ, shared
         ("redis://:hush@10.0.0.7", ""),
         ("redis://app:hush@10.0.0.7", ""),
         ("rediss://10.0.0.7?cert=a&key=b", ""),
+        ("redis://10.0.0.7?password=hush", ""),
     ],
 )
 def test_a_redis_without_login_is_told(url: str, code: str) -> None:
     parsed = Url.parse(url)
-    address = address_of(parsed)
-    fact = login_fact(address, parsed.options(Options), [address.host])
+    options = parsed.options(Options)
+    address = address_of(parsed, options)
+    fact = login_fact(address, options, [address.host])
     assert (fact.code if fact.advice else "") == code
     assert "hush" not in str(fact)
 

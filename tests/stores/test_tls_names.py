@@ -76,6 +76,19 @@ async def test_they_switch_off_nothing_else(files: dict[str, Path], tmp_path: Pa
     assert await told_to_a_foreign_server(asked, STORES[name], url, files, foreign) == []
 
 
+@pytest.mark.parametrize(
+    ("written", "is_told"),
+    [("none", True), ("CERT_NONE", True), ("optional", False), ("CERT_OPTIONAL", False), ("required", False)],
+)
+async def test_redis_verifies_its_server_unless_the_url_says_none(
+    files: dict[str, Path], genuine: tuple[Path, Path], written: str, is_told: bool
+) -> None:
+    """As redis-py and Celery write it; to a client, ``optional`` is ``required``."""
+    store = replace(STORES["redis"], url=f"rediss://:hush@{{at}}/0?ssl_cert_reqs={written}")
+    told = await told_to_a_foreign_server(asked, store, store.url, files, genuine)
+    assert bool(told) == is_told
+
+
 # --- without an authority ----------------------------------------------------------------------------------------
 
 TRUSTS_THE_MACHINE = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -172,6 +173,20 @@ def test_no_secret_is_shown(written: str, shown: str) -> None:
         "redis://:[hush]@host",
         "redis://:hush\u2100@host",
         "redis://host?password=a&hush",
+        "redis://host?password=hu+sh",
+        "redis://:12?name=hush@host",
+        "redis://:***@hush,redis://:hush@b",
+        "redis://:hush@a,redis://b",
+        "redis-cli -u redis://:hush@host",
+        "URL=redis://:hush@host",
+        "'redis://:hush@host'",
+        "jdbc:postgresql://host/d?password=hush",
+        "host=a password=hush",
+        "Server=a;Password=hush;",
+        "Endpoint=sb://a;SharedAccessKey=hush",
+        "a:6380,password=hush,ssl=True",
+        "hush:6379",
+        " redis://:hush@host",
         "redis://host?hush=a&hush=b",
         "redis://host?password=hu#hush",
     ],
@@ -181,6 +196,16 @@ def test_what_can_not_be_parsed_is_not_shown(written: str) -> None:
         Url.parse(written)
     assert "hu" not in str(raised.value)
     assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "mask", ["***", "********", "[YOUR-PASSWORD]", "<password>", "{your_password}", "<show-password>"]
+)
+@pytest.mark.parametrize("form", ["postgresql://me:{}@host/d", "redis://:{}@host", "mongodb://me:{}@host/?a=b"])
+def test_a_password_that_a_page_has_not_shown_is_asked_for(form: str, mask: str) -> None:
+    with pytest.raises(ConfigError, match="a placeholder, or a mask, where the password is; write the password there"):
+        Url.parse(form.format(mask))
+    assert Url.parse(form.format(quote(mask, safe=""))).password == Secret(mask)  # if it really is one
 
 
 def test_what_is_no_text_is_not_shown_either() -> None:

@@ -177,6 +177,52 @@ def test_the_usual_file_that_can_not_be_read_is_named(tmp_path: Path, monkeypatc
         decided("postgresql://h/d?sslmode=verify-full", tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["", "&sslmode=require", "&sslmode=verify-ca", "&sslmode=verify-full"])
+def test_a_binding_that_the_driver_can_not_give_is_had_by_verifying_the_server(
+    tmp_path: Path, ca: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", ca)
+    bound = Encryption("verify-full", ca, binds=True)
+    required = f"postgresql://h/d?channel_binding=require{mode}"
+    assert decided(required, tmp_path) == bound
+    assert decided(f"postgresql://h/d?{mode[1:]}", tmp_path, PGCHANNELBINDING="require") == bound
+    (tmp_path / "services").write_text("[orders]\nhost=h\nchannel_binding=require\n")
+    by_service = {"PGSERVICEFILE": str(tmp_path / "services")}
+    assert decided(f"postgresql:///d?service=orders{mode}", tmp_path, **by_service) == bound
+    other = tmp_path / "other.pem"
+    other.write_text("certificates")
+    assert decided(f"{required}&sslrootcert={other}", tmp_path).authority == str(other)
+    usual = tmp_path / ".postgresql" / "root.crt"
+    usual.parent.mkdir()
+    usual.write_text("certificates")
+    assert decided(required, tmp_path).authority == str(usual)
+    for weaker in ("prefer", "disable"):
+        chosen = decided(f"postgresql://h/d?channel_binding={weaker}{mode}", tmp_path, PGCHANNELBINDING="require")
+        assert not chosen.binds
+
+
+@pytest.mark.parametrize("mode", ["disable", "allow", "prefer"])
+def test_a_binding_without_tls_is_refused(tmp_path: Path, mode: str) -> None:
+    with pytest.raises(ConfigError, match=rf"=require of .* needs TLS, and the option sslmode={mode} does without"):
+        decided(f"postgresql://h/d?sslmode={mode}&channel_binding=require", tmp_path)
+    with pytest.raises(ConfigError, match=rf"the variable PGCHANNELBINDING=require of .*sslmode={mode} does without"):
+        decided(f"postgresql://h/d?sslmode={mode}", tmp_path, PGCHANNELBINDING="require")
+
+
+@pytest.mark.parametrize(
+    ("url", "env"),
+    [
+        ("postgresql://%2Frun%2Fpostgresql/d?channel_binding=require", {}),
+        ("postgresql://u@/d?host=/run/postgresql&channel_binding=require", {}),
+        ("postgresql:///d?channel_binding=require", {}),
+        ("postgresql:///d?channel_binding=require", {"PGHOST": "/run/postgresql"}),
+    ],
+)
+def test_a_binding_by_a_socket_is_refused(tmp_path: Path, url: str, env: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="needs TLS, and a connection by a socket has none"):
+        decided(url, tmp_path, **env)
+
+
 @pytest.mark.parametrize("mode", ["", "&sslmode=prefer"])
 def test_tls_from_the_first_byte_on_needs_a_mode_that_has_it(tmp_path: Path, mode: str) -> None:
     with pytest.raises(ConfigError, match=r"the option sslnegotiation=direct of .* is for TLS alone; write sslmode="):
@@ -222,6 +268,15 @@ async def test_a_server_that_is_not_trusted_is_told_nothing(
     with TlsListener("postgres", own) as listener:
         await refused(f"postgresql://u:{SECRET}@127.0.0.1:{listener.port}/d?sslrootcert={authority.certificate}")
         assert (listener.told, listener.handshakes) == ([], int(has_tls))
+
+
+async def test_where_a_binding_is_required_a_server_that_is_not_trusted_is_told_nothing(tmp_path: Path) -> None:
+    own = Authority("another authority").issue(tmp_path)
+    with TlsListener("postgres", own) as listener:
+        url = f"postgresql://u:{SECRET}@127.0.0.1:{listener.port}/d?sslmode=require&channel_binding=require"
+        error = await refused(url)
+        assert (listener.told, listener.handshakes) == ([], 1)
+    assert "channel_binding=require means that the server is verified; name its authority" in str(error)
 
 
 async def test_with_a_certificate_of_the_client_nothing_is_told_in_the_clear(certificate: tuple[Path, Path]) -> None:

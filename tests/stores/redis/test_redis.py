@@ -79,7 +79,7 @@ def url() -> str:
 
 
 async def test_requests_get_connections_in_the_order_of_their_arrival(url: str) -> None:
-    client = redis.client.Client(address_of(Url.parse(url)), redis.Options(connections=1))
+    client = redis.client.Client(address_of(Url.parse(url), redis.Options()), redis.Options(connections=1))
     answered = [0] * 4
     lead = 0
 
@@ -101,7 +101,7 @@ async def test_requests_get_connections_in_the_order_of_their_arrival(url: str) 
 async def test_a_connection_that_can_not_be_opened_takes_no_turn(url: str) -> None:
     async with FaultProxy("127.0.0.1", shared(Redis).port) as proxy:
         options = redis.Options(connections=2)
-        client = redis.client.Client(address_of(Url.parse(f"redis://{proxy.host}:{proxy.port}")), options)
+        client = redis.client.Client(address_of(Url.parse(f"redis://{proxy.host}:{proxy.port}"), options), options)
         try:
             proxy.refuse()
             for _ in range(4):
@@ -791,11 +791,11 @@ async def test_who_begins_to_listen_during_a_subscription_gets_hints(
 
 
 def test_an_address_is_taken_apart() -> None:
-    address = address_of(Url.parse("rediss://us%40er:p%2Fw@example.org:7000/3"))
+    address = address_of(Url.parse("rediss://us%40er:p%2Fw@example.org:7000/3"), redis.Options())
     assert (address.host, address.port, address.database) == ("example.org", 7000, 3)
     assert (address.username, address.password, address.is_tls) == ("us@er", Secret("p/w"), True)
     assert "p/w" not in str(address) + repr(address)
-    plain = address_of(Url.parse("redis://localhost"))
+    plain = address_of(Url.parse("redis://localhost"), redis.Options())
     assert (plain.port, plain.database, plain.username, plain.password) == (6379, 0, None, None)
 
 
@@ -952,3 +952,36 @@ async def test_a_later_layout_is_refused_and_left_alone(url: str, name: str, lay
         after = [await client.dump(key) for key in sorted(await client.keys(f"*{name}*")) if key != lock.encode()]
         assert after == before
         await broker.send(f"{name}-other", [Outgoing(b"a")])  # what the new version has not touched goes on
+
+
+@pytest.mark.parametrize("written", ["none", "CERT_NONE"])
+async def test_doctor_says_that_nothing_is_verified(written: str) -> None:
+    with private(Redis, authority=Authority(), password="s3cret") as server:
+        backend = redis.open(Url.parse(f"{server.url}?ssl_cert_reqs={written}"))
+        try:
+            facts = facts_by_name(await backend.describe())
+        finally:
+            await backend.close()
+    assert facts["TLS"].value == f"TLS; nothing is verified (ssl_cert_reqs={written})"
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("ssl_cert_reqs=none&ca=ca.pem", "ssl_cert_reqs=none verifies nothing, and ca="),
+        ("ssl_cert_reqs=none&check_hostname=false", "ssl_cert_reqs=none verifies nothing"),
+        ("ssl_cert_reqs=nothing", "'ssl_cert_reqs' must be one of none, optional, required, CERT_NONE"),
+    ],
+)
+def test_verifying_nothing_excludes_what_is_to_be_verified(query: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        redis.open(Url.parse(f"rediss://h?{query}"))
+
+
+@pytest.mark.parametrize(
+    ("written", "database"),
+    [("redis://h?db=3", 3), ("redis://h/3?db=3", 3), ("redis://h/?db=3", 3), ("redis://h/0", 0), ("redis://h", 0)],
+)
+def test_a_database_may_be_an_option(written: str, database: int) -> None:
+    url = Url.parse(written)
+    assert address_of(url, url.options(redis.Options)).database == database

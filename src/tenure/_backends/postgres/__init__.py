@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tenure._backends.postgres.address import Options
+from tenure._backends.postgres.address import Options, options_of
 from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.diagnosis import diagnose
 from tenure._backends.postgres.fence import fence
@@ -38,7 +38,7 @@ def open(url: Url, *, clock: Clock | None = None) -> PostgresBackend:
     Raises:
         ConfigError: The address can't be read, or an option is unknown or doesn't fit.
     """
-    return PostgresBackend(Client(url, url.options(Options)))
+    return PostgresBackend(Client(url, options_of(url)))
 
 
 def migration_sql(url: Url, since: int) -> str:
@@ -47,7 +47,7 @@ def migration_sql(url: Url, since: int) -> str:
     Raises:
         ConfigError: There is no such version, or an option is unknown or doesn't fit.
     """
-    return script(url.options(Options).schema, since)
+    return script(options_of(url).schema, since)
 
 
 class PostgresBackend:

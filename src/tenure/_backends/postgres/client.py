@@ -114,6 +114,11 @@ def translate(
             return Unavailable(f"{url} {_NOT_NOW[code]}")
         case _ if is_elsewhere(error):
             return Unavailable(f"{url} {_NOT_NOW['25006']} (the server reports: {said})")
+        case asyncpg.PostgresError() if code == _UNKNOWN_PARAMETER and options.options:
+            return lasting(
+                f"{url} refused its options= (the server reports: {said}); a pooler takes few of them, or none: leave "
+                f"it out, connect without the pooler, or set them for the role with ALTER ROLE"
+            )
         case asyncpg.PostgresError() if code in _MISSING:
             return lasting(f"{_no_schema(url, options)} (the server reports: {said})")
         case asyncpg.PostgresError() if code in _POOLED:
@@ -131,8 +136,9 @@ def translate(
 
 
 def _target(url: Url, options: Options, encryption: Encryption, *, worked: bool) -> Target:
+    bound = "channel_binding=require means that the server is verified; " if encryption.binds else ""
     tls = TlsAdvice(
-        authority="name its authority with sslrootcert=FILE",
+        authority=f"{bound}name its authority with sslrootcert=FILE",
         certificate="name one, and its key, with sslcert=FILE and sslkey=FILE",
         plain=f"turn TLS on there; or, if clear text is meant, write sslmode=disable (now {encryption.mode})",
         has_certificate=encryption.has_certificate,
@@ -254,6 +260,7 @@ class Client:
         options = self.options
         self._quotable = passwords_of(self.url, options)  # anew, as the driver does: the file may have changed
         hide(*self._quotable)
+        options_for_server = {"options": options.options} if options.options else {}
         try:
             connection = await _unless_given_up(
                 asyncpg.connect(
@@ -261,8 +268,9 @@ class Client:
                     timeout=options.connect_timeout or max(options.timeout, CONNECT_MIN),
                     statement_cache_size=200 if options.prepared else 0,
                     max_cached_statement_lifetime=0,
-                    target_session_attrs=SessionAttribute(options.target_session_attrs),
-                    server_settings={"application_name": options.application_name, **settings},
+                    target_session_attrs=SessionAttribute(options.session_attrs),
+                    # The server applies options first, so that they change none of our settings.
+                    server_settings={**options_for_server, "application_name": options.application_name, **settings},
                 )
             )
         except PermissionError as error:

@@ -9,6 +9,7 @@ from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import Connection
 from tenure._backends.postgres.statements import VERSION
 from tenure._opened import Fact
+from tenure._set_aside import facts_set_aside
 from tenure._tls_facts import Verifies, tls_fact
 
 _FACTS = """
@@ -41,9 +42,19 @@ async def diagnose(client: Client) -> list[Fact]:
         Fact("fsync", row["fsync"], risky, "postgres-fsync"),
         Fact("search_path", row["path"], advice_on_path(row["path"]), "postgres-search-path"),
         await client.run(lambda connection: _tls(client, connection)),
+        *_binding(client),
         Fact("connections", f"{row['used']} of {row['most']}; {client.options.pool} for each loop here"),
         Fact("oldest transaction", f"{old:.0f} s", held if old > 600 else "", "postgres-long-transaction"),
+        *facts_set_aside(client.options),
     ]
+
+
+def _binding(client: Client) -> list[Fact]:
+    """Return what holds in place of a binding to TLS, if that was required."""
+    if not client.encryption.binds:
+        return []
+    value = "require: the driver has none, so the server's certificate and name are verified in its place (verify-full)"
+    return [Fact("channel_binding", value)]
 
 
 def advice_on_path(path: str) -> str:

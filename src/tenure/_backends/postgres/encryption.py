@@ -2,6 +2,9 @@
 
 libpq verifies nothing by default, also where an authority is named: it falls back to a connection in the clear. Here,
 naming an authority means verifying, as for all other stores.
+
+``channel_binding=require`` keeps others from passing a login on to the server. The driver has nothing of the kind, so
+what is asked for is had in another way: the server's certificate and its name are verified, as with ``verify-full``.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from tenure._backends.postgres.address import Options
 from tenure._opened import Fact
@@ -54,6 +58,8 @@ class Encryption:
     """The file with the certificates to trust; None if nothing is verified."""
     has_certificate: bool = False
     """Whether the client shows a certificate that the options name."""
+    binds: bool = False
+    """Whether ``channel_binding=require`` was given, for which the server is verified in full."""
     warnings: tuple[Fact, ...] = ()
     """One for each file with a key, or a password, that other users can read."""
 
@@ -88,19 +94,30 @@ def encryption_of(
     if {"password", "sslpassword"} & service.keys():
         warnings += warnings_about("service", file)
     has_certificate = "sslcert" in given or "sslkey" in given
+    binds = "channel_binding" in given and given["channel_binding"].text == "require"
     _require_agreement(url, given)
     mode, root = given.get("sslmode"), given.get("sslrootcert")
     chosen = (
         mode.text if mode else "verify-full" if root or "sslcrl" in given else "require" if has_certificate else None
     )
+    if binds:
+        chosen = "verify-full"
+        hosts = unquote(url.hosts) or options.host or service.get("host") or env.get("PGHOST") or "/"
+        if any(host.startswith("/") for host in hosts.split(",")):
+            raise ConfigError(
+                f"{given['channel_binding'].where}=require of {url} needs TLS, and a connection by a socket has none; "
+                "write channel_binding=disable, or name a host"
+            )
     direct = given.get("sslnegotiation")
     if chosen is None or chosen in UNVERIFIED:
         if direct is not None and direct.text == "direct":
             raise ConfigError(
                 f"{direct.where}=direct of {url} is for TLS alone; write sslmode=verify-full, too, or leave it out"
             )
-        return Encryption(chosen, None, has_certificate, warnings)
+        return Encryption(chosen, None, has_certificate, warnings=warnings)
     authority = root.text if root else _usual(url, home)
+    if authority is None and binds:
+        authority = SYSTEM
     if authority == SYSTEM:
         authority = _of_system()
     if authority is None and chosen in VERIFYING:
@@ -110,7 +127,7 @@ def encryption_of(
         )
     if chosen == "require" and authority is not None:
         chosen = "verify-ca"  # as libpq documents it
-    return Encryption(chosen, authority, has_certificate, warnings)
+    return Encryption(chosen, authority, has_certificate, binds, warnings)
 
 
 def _require_agreement(url: Url, given: Mapping[str, _Given]) -> None:
@@ -134,6 +151,12 @@ def _require_agreement(url: Url, given: Mapping[str, _Given]) -> None:
         raise ConfigError(
             f"{cert.where} of {url} is for TLS, which {mode.where}=disable excludes; write sslmode=verify-full and "
             "sslrootcert=…, or leave out one of them"
+        )
+    binding = given.get("channel_binding")
+    if binding is not None and binding.text == "require" and mode.text in UNVERIFIED:
+        raise ConfigError(
+            f"{binding.where}=require of {url} needs TLS, and {mode.where}={mode.text} does without; write "
+            "sslmode=verify-full, or channel_binding=disable"
         )
 
 
@@ -160,7 +183,7 @@ def _usual(url: Url, home: Path) -> str | None:
 def _places(
     url: Url, file: Path, service: Mapping[str, str], env: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    names = ("sslmode", *_FILES, "sslnegotiation")
+    names = ("sslmode", *_FILES, "sslnegotiation", "channel_binding")
     yield "the option {name}", {name: url.query[name].reveal() for name in names if name in url.query}
     yield f"{{name}} in {file}", {name: service[name] for name in names if service.get(name)}
     variables = {name: env.get(_variable(name)) for name in names}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
 from urllib.parse import quote, unquote
 
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._secret import Secret
+from tenure._set_aside import set_aside
 from tenure._tls_context import tls_context
 from tenure._url import Url
 from tenure.errors import ConfigError
@@ -36,6 +40,19 @@ class Options:
         check_hostname: Whether the server's certificate must be for the host in the URL.
     """
 
+    ELSEWHERE: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "cacertfile": "write ca=FILE",
+            "cafile": "write ca=FILE",
+            "certfile": "write cert=FILE",
+            "fail_if_no_peer_cert": "it is for servers; leave it out",
+            "keyfile": "write key=FILE",
+            "no_verify_ssl": "a server's certificate is always verified; name its authority with ca=FILE",
+            "ssl_options": "write amqps://, with ca=FILE, cert=FILE and key=FILE",
+        }
+    )
+    """Options of other clients, and what to write instead."""
+
     timeout: float = 5.0
     heartbeat: int = 10
     consumer_timeout: float = 1_800.0
@@ -43,6 +60,19 @@ class Options:
     cert: str | None = None
     key: str | None = None
     check_hostname: bool = True
+    auth_mechanism: Literal["plain", "PLAIN"] | None = set_aside("the login is always PLAIN")
+    blocked_connection_timeout: str | None = set_aside("timeout bounds each request, also to a server that is blocked")
+    channel_max: str | None = set_aside("the server's maximum holds")
+    connection_attempts: str | None = set_aside("tenure connects again by itself")
+    connection_timeout: str | None = set_aside("connecting is part of timeout")
+    frame_max: str | None = set_aside("the server's maximum holds")
+    locale: str | None = set_aside("texts are en_US")
+    name: str | None = set_aside("connections are named after what they are for")
+    retry_delay: str | None = set_aside("tenure connects again by itself")
+    server_name_indication: str | None = set_aside("TLS always names the host")
+    socket_timeout: str | None = set_aside("timeout bounds each request")
+    stack_timeout: str | None = set_aside("connecting is part of timeout")
+    verify: Literal["verify_peer"] | None = set_aside("a server's certificate is always verified")
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.timeout <= 60.0:
@@ -89,6 +119,8 @@ def address_of(url: Url) -> Address:
     is_tls = url.scheme == "amqps"
     host, port = url.place(5671 if is_tls else 5672, form)
     vhost = url.path.removeprefix("/")
+    if vhost == "/":  # as Celery writes the virtual host "/"
+        vhost = ""
     if "/" in vhost:
         raise ConfigError(f"{str(url)!r} has a second slash in its path; {form}, with a slash of the name as %2F")
     vhost = unquote(vhost) or "/"

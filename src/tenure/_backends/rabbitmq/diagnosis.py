@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tenure._backends.rabbitmq.client import Client
 from tenure._backends.rabbitmq.queue import RabbitBroker
 from tenure._opened import Fact
+from tenure._set_aside import facts_set_aside
 from tenure._tls_facts import Verifies, tls_fact
 from tenure._url import is_loopback
 from tenure.errors import TenureError
@@ -48,6 +49,7 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
             f"{client.consumer_timeout:g} s, as the URL says: a handler runs for that long at most, less its lock",
         ),
         Fact("max_message_size", _body_max(client, version)),
+        *facts_set_aside(client.options),
     ]
 
 

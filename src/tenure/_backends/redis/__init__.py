@@ -36,13 +36,14 @@ def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
         primary = primary_of(url, sentinel_options)
         _require_tls(url, primary, sentinel_options)
         return RedisBackend(SentinelClient(primary, sentinel_options))
-    address, options = address_of(url), url.options(Options)
+    options = url.options(Options)
+    address = address_of(url, options)
     _require_tls(url, address, options)
     return RedisBackend(ClusterClient(address, options) if options.cluster else Client(address, options))
 
 
 def _require_tls(url: Url, address: Address, options: Options) -> None:
-    if not address.is_tls and (options.ca or options.cert or options.key):
+    if not address.is_tls and (options.ca or options.cert or options.key or not options.verifies):
         raise ConfigError(
             f"{str(url)!r} has options for TLS, but doesn't use TLS; write {url.scheme.replace('s', 'ss', 1)}://"
         )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
 
 from tenure._secret import Secret
+from tenure._set_aside import set_aside
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -29,7 +33,27 @@ class Options:
         key: A file with its key.
         check_hostname: Whether the server's certificate must be for the host in the URL.
         cluster: Whether the URL names a node of a Redis Cluster, any of them.
+        db: The number of the database, in place of the one after the slash.
+        virtual_host: The same, as Celery writes it.
+        username: The user, if there is none before the ``@``.
+        password: The password, if there is none before the ``@``.
+        ssl_cert_reqs: As redis-py's: with ``none``, neither the server's certificate nor its name is verified.
     """
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "max_connections": "write connections=N",
+            "socket_connect_timeout": "write timeout=SECONDS, which connecting is part of",
+            "socket_timeout": "write timeout=SECONDS",
+            "ssl": "write rediss:// for TLS",
+            "ssl_ca_certs": "write ca=FILE",
+            "ssl_certfile": "write cert=FILE",
+            "ssl_check_hostname": "write check_hostname=false to verify no name",
+            "ssl_keyfile": "write key=FILE",
+            "tls": "write rediss:// for TLS",
+        }
+    )
+    """Options of other clients, and what to write instead."""
 
     timeout: float = 5.0
     connections: int = 16
@@ -40,6 +64,18 @@ class Options:
     key: str | None = None
     check_hostname: bool = True
     cluster: bool = False
+    db: int | None = None
+    virtual_host: int | None = None
+    username: str | None = None
+    password: Secret | None = None
+    ssl_cert_reqs: Literal["none", "optional", "required", "CERT_NONE", "CERT_OPTIONAL", "CERT_REQUIRED"] | None = None
+    client_name: str | None = set_aside("connections have no name")
+    decode_responses: str | None = set_aside("bodies are bytes")
+    encoding: str | None = set_aside("texts are sent in UTF-8")
+    family: str | None = set_aside("each address that a name has is tried")
+    health_check_interval: str | None = set_aside("each request has a time limit, and a broken connection is replaced")
+    protocol: Literal["2", "3"] | None = set_aside("connections speak RESP2")
+    retry_on_timeout: str | None = set_aside("a request is repeated where it can't be executed twice")
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.timeout <= 60.0:
@@ -49,6 +85,19 @@ class Options:
         for name in ("prefix", "lease_prefix"):
             if set(getattr(self, name) or "") & set("{}"):
                 raise ConfigError(f"{name} must have no braces: they would change the slot of a key in a cluster")
+        for name in ("db", "virtual_host"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"{name} must be the number of a database, not {getattr(self, name)}; try {name}=0")
+        if not self.verifies and (self.ca or not self.check_hostname):
+            raise ConfigError(
+                f"ssl_cert_reqs={self.ssl_cert_reqs} verifies nothing, and ca= and check_hostname= say what to verify; "
+                "leave out one of them"
+            )
+
+    @property
+    def verifies(self) -> bool:
+        """Whether a server's certificate is verified. For a client, ``optional`` is the same as ``required``."""
+        return self.ssl_cert_reqs not in ("none", "CERT_NONE")
 
     @property
     def leases(self) -> str:
@@ -76,25 +125,44 @@ class Address:
         return f"{'rediss' if self.is_tls else 'redis'}://{self.host}:{self.port}/{self.database}"
 
 
-def address_of(url: Url) -> Address:
+def address_of(url: Url, options: Options) -> Address:
     """Return the address that *url* names.
 
     Raises:
-        ConfigError: It has another form.
+        ConfigError: It has another form, or says one thing in two ways that differ.
     """
     form = f"write {url.scheme}://[[user]:password@]host[:port][/database]"
     host, port = url.place(PORT, form)
     database = url.path.strip("/")
     if database and not database.isdecimal():
         raise ConfigError(f"{str(url)!r} has a database that is no number; {form}")
-    return Address(
-        host,
-        port,
-        int(database or 0),
-        url.user.reveal() if url.user else None,
-        url.password or None,
-        url.scheme == "rediss",
-    )
+    written = {f"/{database}": int(database)} if database else {}
+    return Address(host, port, database_of(url, options, written), *login_of(url, options), url.scheme == "rediss")
+
+
+def database_of(url: Url, options: Options, written: Mapping[str, int]) -> int:
+    """Return the number of the database, which a URL may have in three places; *written* is that of its path.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    places = dict(written)
+    places |= {f"{name}={one}": one for name in ("db", "virtual_host") if (one := getattr(options, name)) is not None}
+    if len(set(places.values())) > 1:
+        raise ConfigError(f"{str(url)!r} names two databases, {' and '.join(places)}; leave out one of them")
+    return next(iter(places.values()), 0)
+
+
+def login_of(url: Url, options: Options) -> tuple[str | None, Secret | None]:
+    """Return user and password, which a URL may have before its @ or among its options.
+
+    Raises:
+        ConfigError: One is in both places.
+    """
+    user = url.user.reveal() if url.user else None
+    if (user and options.username) or (url.password and options.password):
+        raise ConfigError(f"{str(url)!r} has a login before its @, and one among its options; leave out one of them")
+    return user or options.username or None, url.password or options.password or None
 
 
 def escaped(name: str) -> str:

@@ -380,6 +380,8 @@ class Client:
 
 
 def _tls_of(address: Address, options: Options) -> ssl.SSLContext:
-    return tls_context(
-        address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=options.check_hostname
-    )
+    check_hostname = options.check_hostname and options.verifies
+    context = tls_context(address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=check_hostname)
+    if not options.verifies:
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -11,6 +11,7 @@ from tenure._backends.redis.cluster import ClusterClient
 from tenure._backends.redis.scripts import Answer
 from tenure._backends.redis.sentinel import SentinelClient
 from tenure._opened import Fact
+from tenure._set_aside import facts_set_aside
 from tenure._tls_facts import Verifies, tls_fact
 from tenure._url import is_loopback
 from tenure.errors import ConfigError, TenureError
@@ -35,6 +36,7 @@ async def diagnose(client: Client) -> list[Fact]:
         *_tls(client, hosts),
         *facts,
     ]
+    found += facts_set_aside(client.options)
     if primaries is not None:
         found.append(Fact("cluster", f"{len(primaries)} primaries", STEPS, "redis-cluster-steps"))
     for name, command in primaries or ():
@@ -66,8 +68,10 @@ def _tls(client: Client, hosts: Sequence[str]) -> list[Fact]:
 
 def _tls_of(address: Address, options: Options, hosts: Sequence[str]) -> Fact:
     verifies: Verifies = "certificate and name" if options.check_hostname else "certificate"
-    is_tls = address.is_tls
-    return tls_fact(verifies if is_tls else None, hosts, authority=options.ca, because="check_hostname=no")
+    because = "check_hostname=no"
+    if not options.verifies:
+        verifies, because = "nothing", f"ssl_cert_reqs={options.ssl_cert_reqs}"
+    return tls_fact(verifies if address.is_tls else None, hosts, authority=options.ca, because=because)
 
 
 async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:

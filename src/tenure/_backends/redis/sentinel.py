@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from redis import asyncio as aioredis
 from redis import exceptions
 
-from tenure._backends.redis.address import Address, Endpoint, Options
+from tenure._backends.redis.address import Address, Endpoint, Options, database_of, login_of
 from tenure._backends.redis.client import Client, target_of, translate
 from tenure._backends.redis.connections import LoopConnections, TlsConnection, connected, first_answer
 from tenure._redaction import redacted, redacting
@@ -31,21 +31,14 @@ class SentinelOptions(Options):
     """The query of a ``redis+sentinel:`` or ``rediss+sentinel:`` URL.
 
     Args:
-        db: The number of the database.
         sentinel_user: The user at the sentinels, if they require one.
         sentinel_password: The password there. The one before the ``@`` is for the primary.
         sentinel_tls: Whether the sentinels use TLS; by default, as the primary.
     """
 
-    db: int = 0
     sentinel_user: str | None = None
     sentinel_password: Secret | None = None
     sentinel_tls: bool | None = None
-
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)  # with slots, super() would refer to another class
-        if self.db < 0:
-            raise ConfigError(f"db must be the number of a database, not {self.db}; try db=0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +84,11 @@ def primary_of(url: Url, options: SentinelOptions) -> PrimaryAddress:
     if not service or "/" in service:
         raise ConfigError(f"{str(url)!r} names no service; {form}, with the name after 'sentinel monitor'")
     host, port = places[0]
-    user = url.user.reveal() if url.user else None
+    database, (user, password) = database_of(url, options, {}), login_of(url, options)
     is_tls = url.scheme.startswith("rediss")
     are_sentinels_tls = is_tls if options.sentinel_tls is None else options.sentinel_tls
     at_sentinels = Address(host, port, 0, options.sentinel_user, options.sentinel_password, are_sentinels_tls)
-    return PrimaryAddress(
-        host, port, options.db, user, url.password or None, is_tls, Service(service, places, at_sentinels)
-    )
+    return PrimaryAddress(host, port, database, user, password, is_tls, Service(service, places, at_sentinels))
 
 
 class SentinelClient(Client):
