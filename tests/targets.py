@@ -98,6 +98,7 @@ FULL = [
     "stores/redis/test_cluster.py",
     "stores/redis/test_cluster_suites.py",
     "stores/redis/test_sentinel.py",
+    "stores/redis/test_unix_socket_suites.py",
     "stores/zookeeper/test_ensemble.py",
     "stores/zookeeper/test_ensemble_suites.py",
     # processes and servers killed, stopped and cut off again and again

@@ -27,15 +27,15 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 
 
 class Kind(Enum):
-    """Why there is no connection; the value is what to do about it, for the ``software`` of a server."""
+    """Why there is no connection; the value is what to do about it, for the software of a server and its place."""
 
     IMPOSSIBLE_HOST = "correct it in the URL"
     UNREADABLE_FILE = "let this process read it, set HOME to a folder of its own user, or name another file"
     UNKNOWN_HOST = "check its spelling; the name of a container is known once that runs"
     NO_RESOLVER = "check the network of this machine, and its resolver (/etc/resolv.conf)"
-    REFUSED = "check host and port, and whether {software} runs"
-    TIMED_OUT = "check host and port, whether {software} runs, and whether a firewall drops what is sent there"
-    UNREACHABLE = "check host and port, and the network between it and this machine"
+    REFUSED = "check {place}, and whether {software} runs"
+    TIMED_OUT = "check {place}, whether {software} runs, and whether a firewall drops what is sent there"
+    UNREACHABLE = "check {place}, and the network between it and this machine"
     FORBIDDEN = "check the rights on the socket, and the rules of this machine for connections"
     NO_FILES_LEFT = "raise the limit of open files (ulimit -n), or open fewer connections"
 
@@ -93,6 +93,7 @@ class Target:
         at: Host and port, if the driver doesn't tell them; of several servers, with commas between.
         worked: Whether the client has worked before.
         software: What runs there.
+        place: What tells a client where it is.
         tls: What to do about a failure of TLS, in the options of the store.
         timeout: The option of this name, in seconds.
     """
@@ -101,6 +102,7 @@ class Target:
     at: str = ""
     worked: bool = False
     software: str = "the server"
+    place: str = "host and port"
     tls: TlsAdvice = field(default_factory=TlsAdvice)
     timeout: float | None = None
 
@@ -155,7 +157,8 @@ class Target:
             case Kind.IMPOSSIBLE_HOST:
                 reason = f"{_host(at) if ',' not in at else at} can't be the name of a host"
         where = f" at {at}" if at and at not in str(self.store) else ""
-        text = f"{self.store} can't be reached{where}: {reason}; {found.kind.value.format(software=self.software)}"
+        advice = found.kind.value.format(software=self.software, place=self.place)
+        text = f"{self.store} can't be reached{where}: {reason}; {advice}"
         return self.lasting(text) if found.kind in LASTING else Unavailable(text)
 
 

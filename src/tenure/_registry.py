@@ -26,11 +26,14 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "postgresql": ("tenure._backends.postgres", "postgres"),
         "redis": ("tenure._backends.redis", "redis"),
         "redis+sentinel": ("tenure._backends.redis", "redis"),
+        "redis+socket": ("tenure._backends.redis", "redis"),
+        "redis+unix": ("tenure._backends.redis", "redis"),
         "rediss": ("tenure._backends.redis", "redis"),
         "rediss+sentinel": ("tenure._backends.redis", "redis"),
         "servicebus": ("tenure._backends.servicebus", "servicebus"),
         "sqlite": ("tenure._backends.sqlite", None),
         "peers": ("tenure._backends.peers", None),
+        "unix": ("tenure._backends.redis", "redis"),
         "zookeeper": ("tenure._backends.zookeeper", "zookeeper"),
     }
 )

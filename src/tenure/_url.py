@@ -47,7 +47,7 @@ _USERS = frozenset({"postgresql", "postgres"})
 """Schemes where a login without a password is a user. Elsewhere it may be a token, or a password in the wrong place."""
 
 _LOGINS = _USERS | {
-    *("redis", "rediss", "redis+sentinel", "rediss+sentinel"),
+    *("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+unix", "redis+socket", "unix"),
     *("nats", "amqp", "amqps", "etcd", "etcds", "zookeeper"),
 }
 """Schemes where a login has a user and a password."""

@@ -90,6 +90,7 @@ LOGINS = {
     "postgresql": "postgresql://u:{}@h/d",
     "redis": "redis://u:{}@h/0",
     "redis+sentinel": "redis+sentinel://u:{}@h/mymaster",
+    "redis+unix": "redis+unix://u:{}@/run/redis.sock",
     "zookeeper": "zookeeper://u:{}@h/",
 }
 """A URL with a login, of each kind."""

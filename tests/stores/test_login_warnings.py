@@ -39,6 +39,7 @@ from tests.servers import RabbitMQ, shared
         ("redis://app:hush@10.0.0.7", ""),
         ("rediss://10.0.0.7?cert=a&key=b", ""),
         ("redis://10.0.0.7?password=hush", ""),
+        ("redis+unix:///run/redis.sock", ""),
     ],
 )
 def test_a_redis_without_login_is_told(url: str, code: str) -> None:

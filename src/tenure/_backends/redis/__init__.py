@@ -1,6 +1,7 @@
 """Leases and queues in Redis 7 and later: ``redis://host:6379/0``, and ``rediss://`` for TLS.
 
-``redis+sentinel://a:26379,b:26379/SERVICE`` is the primary that sentinels name, ``rediss+sentinel://`` over TLS.
+``redis+sentinel://a:26379,b:26379/SERVICE`` is the primary that sentinels name, ``rediss+sentinel://`` over TLS;
+``redis+unix:///PATH`` a server on this machine, by its Unix socket, which is also written ``unix:///PATH``.
 """
 
 from __future__ import annotations
@@ -44,9 +45,8 @@ def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
 
 def _require_tls(url: Url, address: Address, options: Options) -> None:
     if not address.is_tls and (options.ca or options.cert or options.key or not options.verifies):
-        raise ConfigError(
-            f"{str(url)!r} has options for TLS, but doesn't use TLS; write {url.scheme.replace('s', 'ss', 1)}://"
-        )
+        remedy = "leave them out" if address.socket else f"write {url.scheme.replace('s', 'ss', 1)}://"
+        raise ConfigError(f"{str(url)!r} has options for TLS, but doesn't use TLS; {remedy}")
 
 
 class RedisBackend:

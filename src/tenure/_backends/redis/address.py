@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
+from urllib.parse import quote, unquote
 
 from tenure._secret import Secret
 from tenure._set_aside import set_aside
@@ -14,6 +17,12 @@ from tenure._url import Url
 from tenure.errors import ConfigError
 
 PORT = 6_379
+
+SOCKETS = frozenset({"redis+unix", "redis+socket", "unix"})
+"""Schemes whose path is that of a Unix socket: ours, Celery's, and redis-py's."""
+
+SOCKET_BYTES = 103
+"""The longest path of a Unix socket: of macOS, as other systems take some bytes more."""
 
 Endpoint = tuple[str, int]
 """Host and port of a server."""
@@ -110,6 +119,7 @@ class Address:
     """Host, port and database of a Redis, and the login."""
 
     host: str
+    """A name or an address; or the path of a Unix socket, which begins with a slash."""
     port: int
     database: int
     username: str | None
@@ -117,11 +127,18 @@ class Address:
     is_tls: bool
 
     @property
+    def socket(self) -> str | None:
+        """The path of the Unix socket; None if there is a host."""
+        return self.host if self.host.startswith("/") else None
+
+    @property
     def uses_tls(self) -> bool:
         """Whether any server on the way is asked by TLS."""
         return self.is_tls
 
     def __str__(self) -> str:
+        if self.socket is not None:
+            return f"redis+unix://{quote(self.socket)}?db={self.database}"
         return f"{'rediss' if self.is_tls else 'redis'}://{self.host}:{self.port}/{self.database}"
 
 
@@ -131,13 +148,36 @@ def address_of(url: Url, options: Options) -> Address:
     Raises:
         ConfigError: It has another form, or says one thing in two ways that differ.
     """
+    if url.scheme in SOCKETS:
+        return _socket_of(url, options)
     form = f"write {url.scheme}://[[user]:password@]host[:port][/database]"
+    if not url.hosts and url.path.strip("/") and not url.path.strip("/").isdecimal():
+        raise ConfigError(f"{str(url)!r} names no host; for a Unix socket, write redis+unix:///PATH?db=0; else, {form}")
     host, port = url.place(PORT, form)
     database = url.path.strip("/")
     if database and not database.isdecimal():
         raise ConfigError(f"{str(url)!r} has a database that is no number; {form}")
     written = {f"/{database}": int(database)} if database else {}
     return Address(host, port, database_of(url, options, written), *login_of(url, options), url.scheme == "rediss")
+
+
+def _socket_of(url: Url, options: Options) -> Address:
+    form = f"write {url.scheme}:///run/redis/redis.sock?db=0"
+    if url.hosts:
+        raise ConfigError(f"{str(url)!r} names a host, and the path of a socket begins after three slashes; {form}")
+    path = unquote(url.path)
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ConfigError(f"{str(url)!r} has a path that can't be one of a socket; {form}")
+    if (size := len(os.fsencode(path))) > SOCKET_BYTES:
+        raise ConfigError(
+            f"the path in {str(url)!r} has {size} bytes, and the one of a socket at most {SOCKET_BYTES}; set a shorter "
+            "one as unixsocket of the server, or make a symbolic link"
+        )
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigError(f"{str(url)!r} names a Unix socket, and this Python has none; write redis://host:port")
+    if options.cluster:
+        raise ConfigError("a Redis Cluster has no socket for all its nodes; remove cluster=true, or write redis://")
+    return Address(path, 0, database_of(url, options, {}), *login_of(url, options), is_tls=False)
 
 
 def database_of(url: Url, options: Options, written: Mapping[str, int]) -> int:

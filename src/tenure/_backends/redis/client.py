@@ -115,7 +115,7 @@ def cluster_code(error: Exception) -> str:
 
 def _tls_hint(place: str, worked: bool) -> str:
     """Return another possible cause if no request has worked yet: the server may require TLS, or not support it."""
-    if worked or place.partition(":")[0].endswith("+sentinel"):
+    if worked or place.partition(":")[0].endswith(("+sentinel", "+unix")):
         return ""
     if place.startswith("rediss:"):
         return "; if this server doesn't support TLS, write redis://"
@@ -191,7 +191,9 @@ def target_of(
     """Return the server that *error* names, as the driver writes it; else the one of *place*, an address."""
     found = _SERVER.search(str(error))
     at = found[1] if found else place.partition("://")[2].partition("/")[0]
-    return Target(place, at, worked=worked, tls=TlsAdvice(plain=plain, has_certificate=has_certificate))
+    where = "its unixsocket and unixsocketperm" if place.startswith("redis+unix:") else "host and port"
+    tls = TlsAdvice(plain=plain, has_certificate=has_certificate)
+    return Target(place, at, worked=worked, place=where, tls=tls)
 
 
 def patience(lasts: float) -> float:

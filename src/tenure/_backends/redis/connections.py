@@ -281,14 +281,17 @@ def connected(
     **more: Any,
 ) -> aioredis.Redis:
     """Return a pool of connections, none of them open yet; *kind* is their class, *more* its arguments."""
-    if address.is_tls:
-        more["tls"] = tls
+    if address.socket is not None:
+        usual: type[AbstractConnection] = aioredis.UnixDomainSocketConnection
+        more["path"] = address.socket
+    else:
+        usual = TlsConnection if address.is_tls else aioredis.Connection
+        more |= {"host": address.host, "port": address.port, "socket_keepalive": True}
+        more |= {"tls": tls} if address.is_tls else {}
     pool = FairPool(
         max_connections=options.connections,
         timeout=options.timeout,
-        connection_class=kind or (TlsConnection if address.is_tls else aioredis.Connection),
-        host=address.host,
-        port=address.port,
+        connection_class=kind or usual,
         db=address.database,
         username=address.username,
         password=revealed(address.password),
@@ -297,7 +300,6 @@ def connected(
         # Each request is bounded as a whole; redis-py's own timeouts may swallow a cancellation.
         socket_timeout=None,
         socket_connect_timeout=options.timeout,
-        socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
         retry_on_error=[],
         **more,

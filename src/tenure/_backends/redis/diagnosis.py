@@ -50,7 +50,7 @@ def login_fact(address: Address, options: Options, hosts: Sequence[str]) -> Fact
         return Fact("login", "a password")
     if options.cert is not None:
         return Fact("login", "none; this program shows a certificate")
-    if all(map(is_loopback, hosts)):
+    if all(host.startswith("/") or is_loopback(host) for host in hosts):
         return Fact("login", "none, on this machine")
     advice = "every program that reaches it can end leases and read all messages; require a password or certificates"
     return Fact("login", "none", advice, "redis-no-login")
