@@ -21,7 +21,29 @@ pytest.importorskip("kazoo")
 pytest.importorskip("nats")
 pytest.importorskip("redis")
 
+import asyncpg
+import nats.errors as nats_driver
+from azure.core.exceptions import HttpResponseError
+from kazoo import exceptions as kazoo_driver
+from redis import exceptions as redis_driver
+
 from tenure import _connect_failures
+from tenure._backends.azure_storage import client as azure
+from tenure._backends.etcd import address as etcd
+from tenure._backends.etcd import errors as etcd_errors
+from tenure._backends.kubernetes import client as kubernetes
+from tenure._backends.nats import address as nats
+from tenure._backends.nats import errors as nats_errors
+from tenure._backends.postgres import address as postgres_address
+from tenure._backends.postgres import client as postgres
+from tenure._backends.postgres.encryption import Encryption
+from tenure._backends.rabbitmq import address as rabbitmq_address
+from tenure._backends.rabbitmq import client as rabbitmq
+from tenure._backends.rabbitmq import errors as rabbitmq_errors
+from tenure._backends.redis import client as redis_client
+from tenure._backends.servicebus import client as servicebus
+from tenure._backends.servicebus import driver as servicebus_driver
+from tenure._backends.zookeeper import errors as zookeeper
 from tenure._connect_failures import Kind
 from tenure._registry import BACKENDS, load
 from tenure._url import Url
@@ -234,6 +256,133 @@ async def test_a_store_that_maps_by_itself_is_found(
     monkeypatch.setattr(_connect_failures.Target, "failure", lambda target, error: None)
     fault = FAULTS["unknown host"]
     assert complaint(await told(name, fault, resolver, monkeypatch), fault) is not None
+
+
+# --- logins and rights -------------------------------------------------------------------------------------------
+
+Translated = Callable[[bool], TenureError]
+"""Returns what a store makes of an answer, if the client has worked before or not."""
+
+LOGIN, NONE, RIGHT = "refused the login", "requires a login, and got none; ", "does not permit this user "
+
+
+def of_azure(code: str, status: int = 403) -> Translated:
+    error: Any = HttpResponseError("no")
+    error.status_code, error.error_code = status, code
+    return lambda worked: azure.translate(error, Url.parse("azure://mine"), 5.0, worked=worked)
+
+
+def of_etcd(text: str, code: int, login: str = "u:p@") -> Translated:
+    address = etcd.address_of(Url.parse(f"etcd://{login}a"))
+    error = etcd_errors.Refused(400, text, code)
+    return lambda worked: etcd_errors.translate(
+        error, address, prefix="a/", has_certificate=False, worked=worked, permitted=worked
+    )
+
+
+def of_kubernetes(status: int) -> Translated:
+    def translated(worked: bool) -> TenureError:
+        before = {("get", "a")} if worked else set[tuple[str, str]]()
+        where = kubernetes.Where("https://a", "the URL", "b", 5.0, before)
+        request = kubernetes.Request("get", "a")
+        return kubernetes.translate(kubernetes.Answer(status, {"message": "no"}), request, where)
+
+    return translated
+
+
+def of_nats(error: Exception) -> Translated:
+    return lambda worked: nats_errors.translate(error, nats.address_of(Url.parse("nats://a")), 5.0, worked=worked)
+
+
+def of_postgres(error: Exception) -> Translated:
+    url = Url.parse("postgresql://a/b")
+    options, plain = url.options(postgres_address.Options), Encryption(None, None)
+    return lambda worked: postgres.translate(error, url, options, plain, worked=worked, waited=1.0)
+
+
+def of_rabbitmq(error: Exception) -> Translated:
+    url = Url.parse("amqp://u:p@a/b")
+    address = rabbitmq_address.address_of(url)
+    return lambda worked: rabbitmq.translate(error, url, address, 5.0, worked=worked)
+
+
+def of_redis(error: Exception) -> Translated:
+    return lambda worked: redis_client.translate(error, "redis://a:1/0", worked=worked, permitted=worked)
+
+
+def of_servicebus(condition: str) -> Translated:
+    url, error = Url.parse("servicebus://mine"), servicebus_driver.Refused(condition, "no")
+    return lambda worked: servicebus.translate(error, url, 5.0, worked=worked)
+
+
+def of_zookeeper(error: Exception, login: str = "") -> Translated:
+    return lambda worked: zookeeper.translate(error, "zookeeper://a", login=login, worked=worked)
+
+
+REFUSALS: list[tuple[str, str, Translated]] = [
+    ("azure_storage", LOGIN, of_azure("AuthenticationFailed")),
+    ("azure_storage", LOGIN, of_azure("SomethingNew")),
+    ("azure_storage", NONE, of_azure("NoAuthenticationInformation", 401)),
+    ("azure_storage", RIGHT, of_azure("AuthorizationPermissionMismatch")),
+    ("etcd", LOGIN, of_etcd("authentication failed, invalid user ID or password", 3)),
+    ("etcd", NONE, of_etcd("user name is empty", 3, login="")),
+    ("etcd", RIGHT, of_etcd("permission denied", 7)),
+    ("kubernetes", LOGIN, of_kubernetes(401)),
+    ("kubernetes", RIGHT, of_kubernetes(403)),
+    ("nats", LOGIN, of_nats(nats_driver.AuthorizationError())),
+    ("nats", LOGIN, of_nats(nats_driver.Error("nats: 'Authentication Expired'"))),
+    ("nats", RIGHT, of_nats(nats_errors.NotPermitted("permissions violation"))),
+    ("postgres", LOGIN, of_postgres(asyncpg.InvalidPasswordError("no"))),
+    ("postgres", LOGIN, of_postgres(asyncpg.InvalidAuthorizationSpecificationError("no"))),
+    ("postgres", RIGHT, of_postgres(asyncpg.InsufficientPrivilegeError("no"))),
+    ("rabbitmq", LOGIN, of_rabbitmq(rabbitmq_errors.ConnectionLost(403, "ACCESS_REFUSED"))),
+    ("rabbitmq", RIGHT, of_rabbitmq(rabbitmq_errors.ChannelLost(403, "ACCESS_REFUSED"))),
+    ("redis", LOGIN, of_redis(redis_driver.AuthenticationError("WRONGPASS"))),
+    ("redis", NONE, of_redis(redis_driver.AuthenticationError("Authentication required."))),
+    ("redis", RIGHT, of_redis(redis_driver.NoPermissionError("no"))),
+    ("servicebus", RIGHT, of_servicebus("amqp:unauthorized-access")),
+    ("servicebus", RIGHT, of_servicebus("com.microsoft:auth-failed")),
+    ("zookeeper", LOGIN, of_zookeeper(kazoo_driver.AuthFailedError())),
+    ("zookeeper", LOGIN, of_zookeeper(kazoo_driver.SessionClosedRequireSaslError(), "digest")),
+    ("zookeeper", NONE, of_zookeeper(kazoo_driver.SessionClosedRequireSaslError())),
+    ("zookeeper", RIGHT, of_zookeeper(kazoo_driver.NoAuthError())),
+]
+"""Each store's own answers about logins and rights; for Service Bus, a login is refused as a right is."""
+
+
+def trouble(says: str, translated: Translated) -> str | None:
+    """Return what is wrong with an error about a login or a right, before and after the client has worked."""
+    for worked, kind in ((False, ConfigError), (True, Unavailable)):
+        error = translated(worked)
+        is_told = str(error).endswith(" (it worked before, so tenure tries again)") == worked
+        if type(error) is not kind or says not in str(error) or "; " not in str(error) or not is_told:
+            return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize(("name", "says", "translated"), REFUSALS)
+def test_a_login_and_a_right_are_told_alike(name: str, says: str, translated: Translated) -> None:
+    assert trouble(says, translated) is None
+
+
+def test_every_store_has_logins_and_rights() -> None:
+    assert {name for name, _, _ in REFUSALS} == {name.partition(",")[0] for name in STORES}
+
+
+def a_login_is_retried(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_connect_failures, "lasting", lambda text, *, worked: Unavailable(text))
+
+
+def what_worked_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_connect_failures, "lasting", lambda text, *, worked: ConfigError(text))
+
+
+@pytest.mark.parametrize("plant", [a_login_is_retried, what_worked_is_given_up])
+def test_a_planted_wrong_class_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    assert all(trouble(says, translated) is not None for _, says, translated in REFUSALS)
 
 
 def test_every_store_is_tried() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import gc
 import json
 import os
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -140,6 +141,47 @@ async def test_the_service_account_comes_before_the_kubeconfig_at_home(
     written(tmp_path / "home" / ".kube" / "config", config(server))
     assert await ask() == "kube-system"
     assert await ask("kubernetes://?context=work") == "other"
+
+
+@pytest.mark.parametrize("place", ["home", "KUBECONFIG", "both"])
+async def test_a_kubeconfig_in_a_folder_that_can_not_be_entered_is_told(
+    server: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Root can enter every folder, so the system says for it what it would say for another user."""
+    file = tmp_path / "home" / ".kube" / "config"
+    written(file, config(server))
+    if place != "home":
+        monkeypatch.setenv("KUBECONFIG", f"{file}{os.pathsep}/nowhere" if place == "both" else str(file))
+
+    def forbidding(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(path: Any, *more: Any, **named: Any) -> Any:
+            if str(path).startswith(str(file.parent)):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return call(path, *more, **named)
+
+        return called
+
+    for name in ("stat", "open"):
+        monkeypatch.setattr(os, name, forbidding(getattr(os, name)))
+    with pytest.raises(ConfigError, match=f"names {file}, which can't be read: Permission denied"):
+        await ask()
+
+
+async def test_a_token_file_is_an_outage_only_if_it_was_read_before(tmp_path: Path) -> None:
+    credential = credentials.TokenFile(tmp_path / "token")
+    with pytest.raises(ConfigError, match="token can't be read: No such file"):
+        await credential.login(refused=None)
+    (tmp_path / "token").write_text("first-token")
+    login = await credential.login(refused=None)
+    (tmp_path / "token").unlink()
+    with pytest.raises(Unavailable, match=r"token can't be read: No such file.*it worked before"):
+        await credential.login(refused=login)
+
+
+async def test_a_kubeconfig_in_the_home_of_nobody_is_told(server: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "~no-such-user/config")
+    with pytest.raises(ConfigError, match="names ~no-such-user/config, which can't be read: No such file"):
+        await ask()
 
 
 async def test_the_kubeconfig_at_home_is_found(server: Kubernetes, tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ _LOGINS = {
     "InvalidAuthenticationInfo": "check the identity that this process runs as",
 }
 _ADVICE = {
-    "NoAuthenticationInformation": "requires a login, and got none",
     "AuthorizationProtocolMismatch": "requires https",
     "AuthorizationSourceIPMismatch": "refuses this machine's address; check the account's network rules",
     "AccountIsDisabled": "is disabled",
@@ -116,6 +115,8 @@ def translate(
             return target.not_permitted(code, _ROLES)
         case HttpResponseError() if (code := code_of(error)) in _LOGINS:
             return target.login_refused(code, _LOGINS[code])
+        case HttpResponseError() if code_of(error) == "NoAuthenticationInformation":
+            return target.login_missing("use an identity, or name a secret: ?key_env=…")
         case HttpResponseError() if (code := code_of(error)) in _ADVICE:
             return target.lasting(f"{url} {_ADVICE[code]} ({code})")
         case HttpResponseError(status_code=401 | 403):
