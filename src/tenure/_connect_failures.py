@@ -169,7 +169,8 @@ def user_unknown(store: object, advice: str) -> ConfigError:
 
 
 def _found(error: BaseException) -> _Found | None:
-    for one in chain_of(error):
+    # A driver may have given the number of the resolver to an error of its own, where it stands for something else.
+    for one in sorted(chain_of(error), key=lambda one: not isinstance(one, socket.gaierror)):
         match one:
             case NotConnectedInTime():
                 return _Found(Kind.TIMED_OUT, str(one))

@@ -83,6 +83,13 @@ def test_errors_are_unwrapped() -> None:
     assert str(TARGET.failure(by_cause)).startswith("redis://a:1/0 can't be reached at b:2: Connection refused; check")
 
 
+def test_the_resolver_is_asked_first() -> None:
+    """On macOS, its numbers are those of other errors."""
+    wrapped = FileNotFoundError(errno.ENOENT, "x")
+    wrapped.__cause__ = socket.gaierror(socket.EAI_AGAIN, "x")
+    assert kind_of(wrapped) is Kind.NO_RESOLVER
+
+
 def test_several_servers_are_named_together() -> None:
     unknown = socket.gaierror(socket.EAI_NONAME, "x")
     assert "can't be reached: DNS does not know all hosts of a:1,b:1; " in str(
