@@ -45,6 +45,8 @@ def of(one: dict[str, Any]) -> str:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the files that are named, and a home without those of libpq."""
     (tmp_path / "global-bundle.pem").write_text("certificates")
+    (tmp_path / "ngs.creds").write_text("made up")
+    (tmp_path / "ngs.creds").chmod(0o600)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("PGHOST", "PGSSLMODE", "PGSSLROOTCERT", "PGCHANNELBINDING"):

@@ -977,3 +977,18 @@ def shown(headers: Any) -> dict[str, Any]:
 
 async def is_empty(queue: tenure.Queue) -> bool:
     return await queue.stats() == Stats()
+
+
+async def test_options_of_other_clients_are_set_aside_and_named_by_doctor() -> None:
+    query = (
+        "auth_mechanism=plain&blocked_connection_timeout=300&channel_max=100&connection_attempts=3"
+        "&connection_timeout=10000&frame_max=131072&locale=en_US&name=orders&retry_delay=5&server_name_indication=h"
+        "&socket_timeout=10&stack_timeout=15&verify=verify_peer"
+    )
+    written = f"amqp://guest:guest@127.0.0.1:{shared(RabbitMQ).port}//?{query}"  # the virtual host as Celery writes it
+    async with tenure.connect(patient(written)) as backend:
+        facts = facts_by_name((await backend.diagnose(write=False)).facts)
+    assert facts["virtual host"].value == "/"
+    for option in query.split("&"):
+        fact = facts[f"option {option.partition('=')[0]}"]
+        assert (fact.value.startswith("set aside: "), fact.advice) == (True, "")
