@@ -17,62 +17,53 @@ _HOSTS = rf"{_HOST}(?::\d{{1,5}})?(?:,{_HOST}(?::\d{{1,5}})?)*"
 
 _POSTGRESQL = "write postgresql://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=verify-full&sslrootcert=system"
 
-_FORMS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), what, instead)
-    for pattern, what, instead in (
-        (
-            r"\s*(?:sudo\s+)?(?:psql|pgcli|pg_dump|redis-cli|valkey-cli|iredis|nats|etcdctl|zkcli(?:\.sh)?)\s",
-            "a command",
-            "write only the URL that is in it, without quotes",
-        ),
-        (
-            r"Endpoint=sb://",
-            "a connection string of Azure Service Bus",
-            "put it into an environment variable, and write servicebus:?connection_string_env=NAME",
-        ),
-        (
-            r"(?:DefaultEndpointsProtocol|AccountName|AccountKey|BlobEndpoint|QueueEndpoint|SharedAccessSignature)=",
-            "a connection string of Azure Storage",
-            "put it into an environment variable, and write azure:?connection_string_env=NAME",
-        ),
-        (
-            r"\s*(?:export\s+)?[A-Z_][A-Z0-9_]*=[\"']?[a-z][a-z0-9+]*://",
-            "an assignment",
-            "write only what follows its =",
-        ),
-        (r"\s*[\"'`<]", "a text that begins with a quote", "leave out the quotes around the URL"),
-        (r"\s+\S", "a text that begins with a space", "leave it out"),
-        (r"jdbc:", "a URL of JDBC", f"leave out 'jdbc:', and the options user and password; {_POSTGRESQL}"),
-        (
-            r"\s*(?:host|hostaddr|port|dbname|user|password|service|sslmode|options)\s*=(?![^']*;)",
-            "a connection string of libpq",
-            _POSTGRESQL,
-        ),
-        (
-            r"\s*(?:Server|Host|Data Source|Database|Port|User ?(?:Id|name)|Password|SSL ?Mode)\s*=.*;",
-            "a connection string of ADO.NET",
-            f"for a PostgreSQL, {_POSTGRESQL}",
-        ),
-        (
-            rf"{_HOSTS},.*\b(?:password|user|ssl|abortConnect|defaultDatabase)=",
-            "a connection string of StackExchange.Redis",
-            "write rediss://:PASSWORD@HOST:PORT, or with ssl=False redis://:PASSWORD@HOST:PORT; percent-encode the "
-            "special characters of the password, as / to %2F and = to %3D",
-        ),
-        (
-            rf"(?=[^/]*:\d){_HOSTS}(?:/[\w./-]*)?\Z",
-            "a host, without the scheme of its store",
-            "begin with that, as in redis://HOST:PORT, etcd://HOST:PORT,HOST2:PORT or zookeeper://HOST:PORT,HOST2:PORT",
-        ),
-    )
+_FORMS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"\s*(?:sudo\s+)?(?:psql|pgcli|pg_dump|redis-cli|valkey-cli|iredis|nats|etcdctl|zkcli(?:\.sh)?)\s",
+        "a command",
+        "write only the URL that is in it, without quotes",
+    ),
+    (
+        r"Endpoint=sb://",
+        "a connection string of Azure Service Bus",
+        "put it into an environment variable, and write servicebus:?connection_string_env=NAME",
+    ),
+    (
+        r"(?:DefaultEndpointsProtocol|AccountName|AccountKey|BlobEndpoint|QueueEndpoint|SharedAccessSignature)=",
+        "a connection string of Azure Storage",
+        "put it into an environment variable, and write azure:?connection_string_env=NAME",
+    ),
+    (
+        r"\s*(?:export\s+)?[A-Z_][A-Z0-9_]*=[\"']?[a-z][a-z0-9+]*://",
+        "an assignment",
+        "write only what follows its =",
+    ),
+    (r"\s*[\"'`<]", "a text that begins with a quote", "leave out the quotes around the URL"),
+    (r"\s+\S", "a text that begins with a space", "leave it out"),
+    (r"jdbc:", "a URL of JDBC", f"leave out 'jdbc:', and the options user and password; {_POSTGRESQL}"),
+    (
+        r"\s*(?:host|hostaddr|port|dbname|user|password|service|sslmode|options)\s*=(?![^']*;)",
+        "a connection string of libpq",
+        _POSTGRESQL,
+    ),
+    (
+        r"\s*(?:Server|Host|Data Source|Database|Port|User ?(?:Id|name)|Password|SSL ?Mode)\s*=.*;",
+        "a connection string of ADO.NET",
+        f"for a PostgreSQL, {_POSTGRESQL}",
+    ),
+    (
+        rf"{_HOSTS},.*\b(?:password|user|ssl|abortConnect|defaultDatabase)=",
+        "a connection string of StackExchange.Redis",
+        "write rediss://:PASSWORD@HOST:PORT, or with ssl=False redis://:PASSWORD@HOST:PORT; percent-encode the "
+        "special characters of the password, as / to %2F and = to %3D",
+    ),
+    (
+        rf"(?=[^/]*:\d){_HOSTS}(?:/[\w./-]*)?\Z",
+        "a host, without the scheme of its store",
+        "begin with that, as in redis://HOST:PORT, etcd://HOST:PORT,HOST2:PORT or zookeeper://HOST:PORT,HOST2:PORT",
+    ),
 )
-
-_PLACEHOLDER = re.compile(
-    r"//[^/?#@\[<{]*:(?:\*{3,}|\[[\w -]*(?:pass|pw)[\w -]*\]|<[\w -]*(?:pass|pw)[\w -]*>|\{[\w -]*(?:pass|pw)[\w -]*\}|"
-    r"show-password)@",
-    re.IGNORECASE,
-)
-"""Where a service shows no password: it is masked, or to be written by hand."""
+"""Each: how a text begins, what it is, and what to write instead. They are compiled when one is needed: at an error."""
 
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -142,19 +133,14 @@ CLOSE = 0.8
 """How much of a scheme must agree with one of ours to be a misspelling of it: ``mysql`` is none of ``sqlite``."""
 
 
-def refusal_of_form(written: str, schemes: Collection[str]) -> str | None:
-    """Return why a text is no URL and what to write instead, if its form tells; None otherwise."""
-    if len(written) > LOOKED_AT or written.partition(":")[0] in schemes:
+def refusal_of_form(written: str) -> str | None:
+    """Return why a text without a scheme of ours is no URL, and what to write, if its form tells; None otherwise."""
+    if len(written) > LOOKED_AT:
         return None
     for form, what, instead in _FORMS:
-        if form.match(written):
+        if re.match(form, written, re.IGNORECASE):
             return f"what was given is {what} (and not shown, as it may hold a secret); {instead}"
     return None
-
-
-def has_placeholder(written: str) -> bool:
-    """Whether the password of a URL is still to be written, or was masked."""
-    return _PLACEHOLDER.search(written) is not None
 
 
 def refusal_of_scheme(scheme: str, schemes: Collection[str]) -> str:

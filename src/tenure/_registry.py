@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 
-from tenure._pasted import refusal_of_scheme
 from tenure._url import Url
 from tenure.errors import BackendNotInstalled, ConfigError
 
@@ -49,6 +48,8 @@ def load(url: Url) -> ModuleType:
     try:
         module, extra = BACKENDS[url.scheme]
     except KeyError:
+        from tenure._pasted import refusal_of_scheme
+
         raise ConfigError(refusal_of_scheme(url.scheme, BACKENDS)) from None
     try:
         return importlib.import_module(module)

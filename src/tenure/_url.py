@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from tenure._pasted import has_placeholder, refusal_of_form, refusal_of_scheme
 from tenure._secret import HIDDEN, Secret, path_shown
 from tenure.errors import ConfigError, nearest
 
@@ -25,6 +24,12 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+]{0,30}\Z")
 _PARTS = re.compile(r"(?P<scheme>[^:/?#]+):(?P<slashes>//)?(?P<netloc>(?(slashes)[^/?#]*))(?P<rest>.*)", re.DOTALL)
 _SECOND = re.compile(r"[^/?#]*//[^/?#]*[,;][a-z][a-z0-9+]*://")
 """A scheme before the second server, too."""
+_PLACEHOLDER = re.compile(
+    r"//[^/?#@\[<{]*:(?:\*{3,}|\[[\w -]*(?:pass|pw)[\w -]*\]|<[\w -]*(?:pass|pw)[\w -]*>|\{[\w -]*(?:pass|pw)[\w -]*\}|"
+    r"show-password)@",
+    re.IGNORECASE,
+)
+"""Where a service shows no password: it is masked, or to be written by hand."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,39}\Z")
 _PLACE = re.compile(r"(?P<host>\[[\w.:%-]+\]|[\w.%-]*)(?::(?P<port>[0-9]{0,5}))?")
@@ -138,21 +143,26 @@ class Url:
         """
         if not isinstance(written, str):
             raise ConfigError(f"a backend's URL must be text such as 'sqlite:///work.db', not {type(written).__name__}")
-        if (refusal := refusal_of_form(written, SCHEMES)) is not None:
-            raise ConfigError(refusal)
         scheme, colon, _ = written.partition(":")
+        if scheme not in SCHEMES:
+            from tenure._pasted import refusal_of_form
+
+            if (refusal := refusal_of_form(written)) is not None:
+                raise ConfigError(refusal)
         if not colon or not _SCHEME.match(scheme):
             raise ConfigError(
                 "what was given is not the URL of a backend (and not shown, as it may hold a secret): it must begin "
                 "with a scheme; write for example sqlite:///work.db or memory:"
             )
         unread = f"{scheme}:{HIDDEN}"
-        if has_placeholder(written):
+        if _PLACEHOLDER.search(written):
             raise ConfigError(
                 f"{unread!r} has a placeholder, or a mask, where the password is; write the password there"
             )
         if _SECOND.match(written):
             if scheme not in SCHEMES:
+                from tenure._pasted import refusal_of_scheme
+
                 raise ConfigError(refusal_of_scheme(scheme, SCHEMES))
             raise ConfigError(
                 f"{unread!r} has a scheme before each of its servers; write it once, as in "

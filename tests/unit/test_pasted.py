@@ -6,6 +6,7 @@ import pytest
 
 from tenure._pasted import _KINDS, _MORE, _NONE, LOOKED_AT, refusal_of_form, refusal_of_scheme
 from tenure._registry import BACKENDS
+from tenure._url import Url
 
 
 def test_what_was_meant_is_a_scheme_and_no_scheme_is_another_one() -> None:
@@ -48,6 +49,9 @@ def test_a_store_that_is_none_of_ours_is_named_with_those_that_are(scheme: str) 
 
 
 def test_a_long_text_is_not_looked_at() -> None:
-    assert refusal_of_form("a:1," * (LOOKED_AT // 4), BACKENDS) is None
-    assert refusal_of_form("a:1," * LOOKED_AT, BACKENDS) is None
-    assert refusal_of_form("memory:1", BACKENDS) is None
+    assert refusal_of_form("a:1," * (LOOKED_AT // 4)) is None
+    assert refusal_of_form("a:1," * LOOKED_AT) is None
+
+
+def test_what_has_a_scheme_of_ours_is_a_url_whatever_its_form() -> None:
+    assert str(Url.parse("memory:1")) == "memory:1"
