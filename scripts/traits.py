@@ -19,7 +19,7 @@ conformance suites choose their tests by the same traits; `tenure doctor URL` sh
 *native*: the store does it itself. *emulated*: tenure does it in the store, in the same atomic step; schedules in three
 steps instead, so that a process that dies in between leaves a slot that is sent again, under the same ids.
 *impossible*: it is refused with an error. Times are in seconds, sizes in bytes. A server's settings may allow less, as
-the page of its store says: etcd with its defaults grants leases from 2 s, ZooKeeper from 4 to 37.5 s.
+the page of its store says: etcd with its defaults grants leases from 2 s, ZooKeeper from 4 to 40 s.
 """
 
 

@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper import leases, proof
 from tenure._backends.zookeeper.names import node_prefix
-from tenure._backends.zookeeper.touches import BEYOND
+from tenure._backends.zookeeper.touches import session_of
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure._url import Url
 from tenure.errors import Unavailable
@@ -25,7 +25,7 @@ from tests.servers import ZooKeeper, shared
 
 TICK = 0.1
 TTL = 1.5
-LASTS = TTL + BEYOND * TICK
+LASTS = session_of(TTL, TICK)
 LONG = 30.0
 """A lease that does not end during a test."""
 

@@ -11,8 +11,9 @@ from kazoo.retry import ForceRetryError
 from tenure._backends.zookeeper.address import Options, address_of
 from tenure._backends.zookeeper.driver import reconnecting
 from tenure._backends.zookeeper.names import Dialect, escaped, is_of, node_prefix, queue_of, unescaped
+from tenure._backends.zookeeper.proof import AGE_MAX, DRIFT_MAX
 from tenure._backends.zookeeper.records import METADATA_MAX, NO_RECORD, Record, read_record, require_metadata
-from tenure._backends.zookeeper.touches import HEARD_AFTER, Touches
+from tenure._backends.zookeeper.touches import EVERY, EVERY_SHARE, HEARD_AFTER, Touches, lease_in, session_of
 from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError
@@ -216,6 +217,22 @@ def test_the_next_write_that_proves_enough_is_known() -> None:
     assert touches.write_at(9.0) == 12.5
     assert touches.write_at(10.5) == 13.5
     assert touches.write_at(11.5) == math.inf
+
+
+# --- how long sessions last ---
+
+
+@pytest.mark.parametrize("tick", [0.1, 2.0])
+@pytest.mark.parametrize("ticks", [2.0, 3.0, 5.5, 6.9, 7.0, 7.1, 10.0, 20.0])
+def test_a_session_is_as_short_as_its_leases_allow(ticks: float, tick: float) -> None:
+    lease = ticks * tick
+    lasts = session_of(lease, tick)
+    assert lease <= lasts <= lease + 1.25 * tick + 1e-9
+    assert lease_in(lasts, tick) == pytest.approx(lease)
+    if ticks >= 7:
+        assert lasts == lease
+    heard_ago = HEARD_AFTER * tick + min(EVERY * tick, EVERY_SHARE * lasts)  # at most, while requests are answered
+    assert heard_ago - (lasts - lease) * (1 - DRIFT_MAX) < AGE_MAX * lease  # so a claim need not wait
 
 
 # --- the address ---

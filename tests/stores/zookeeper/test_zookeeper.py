@@ -22,12 +22,13 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper.errors import translate
 from tenure._backends.zookeeper.session import Session
-from tenure._backends.zookeeper.touches import BEYOND
+from tenure._backends.zookeeper.touches import session_of
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
+from tests.durations import stretched
 from tests.explained import facts_by_name
 from tests.servers import Authority, ZooKeeper, private, shared
 
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 TICK = 0.1
 TTL = 1.5
-LASTS = TTL + BEYOND * TICK
+LASTS = session_of(TTL, TICK)
 LOGIN = "ann", "s3cret/@:"
 
 
@@ -191,8 +192,8 @@ async def test_a_session_that_is_too_short_is_refused_with_the_figures(name: str
             with pytest.raises(ConfigError) as refused:
                 await backend.leases.acquire(name, "ann#1", 2.0)
             assert str(refused.value) == (
-                f"zookeeper://127.0.0.1:{server.port}/ lets a session last 1 s at most, and ttl=2 s needs 2.125 s (ttl "
-                "and 1.25 ticks of 0.1 s); use ttl=0.875 or less, or raise maxSessionTimeout on every server"
+                f"zookeeper://127.0.0.1:{server.port}/ lets a session last 1 s at most, and ttl=2 s needs 2 s; use "
+                "ttl=1 or less, or raise maxSessionTimeout on every server"
             )
             assert await backend.leases.inspect(name) == Vacant(name, 0)
             assert isinstance(await backend.leases.acquire(name, "ann#1", 0.7), Granted)
@@ -211,7 +212,7 @@ async def test_a_session_that_lasts_longer_than_asked_for_makes_whole_leases_cer
             await waits(bob, name, "bob#1")
             clock, session = ann.client.clock, ann.client.session(TTL)
             assert session.negotiated == lasts
-            for heard_ago in (LASTS - TTL, TTL / 4, TTL / 3):  # each would make a claim older in a shorter session
+            for heard_ago in (TTL / 8, TTL / 4, TTL / 3):  # each would make a claim older in a shorter session
                 session.touches._answered.clear()
                 asked_at = clock.now()
                 session.touches.heard_at = asked_at - heard_ago
@@ -231,7 +232,7 @@ async def test_a_session_that_lasts_longer_than_asked_for_makes_whole_leases_cer
 async def test_a_session_that_lasts_less_after_it_has_moved_carries_no_longer_leases(name: str) -> None:
     """To a server with a lower ``maxSessionTimeout``: here it is the same one, restarted with another configuration."""
     ttl = 30.0
-    figures = "lets a session last 5 s at most, and ttl=30 s needs 30.125 s"
+    figures = "lets a session last 5 s at most, and ttl=30 s needs 30 s"
     with private(ZooKeeper, tick=TICK) as server:
         async with opened(server) as ann:
             granted = await ann.leases.acquire(name, "ann#1", ttl)
@@ -289,7 +290,7 @@ async def test_a_claim_counts_from_before_its_request_if_the_leader_may_know_of_
     async with opened(server) as backend:
         grant = await claim(backend, name, "ann#1")
         clock, touches = backend.client.clock, backend.client.session(TTL).touches
-        for heard_ago in (0.0, LASTS - TTL, TTL / 4, TTL / 3):
+        for heard_ago in (0.0, TTL / 8, TTL / 4, 0.3 * TTL):
             touches._answered.clear()
             asked_at = clock.now()
             touches.heard_at = asked_at - heard_ago
@@ -299,6 +300,25 @@ async def test_a_claim_counts_from_before_its_request_if_the_leader_may_know_of_
             assert renewed.age == pytest.approx(max(0.0, heard_ago - 0.75 * (LASTS - TTL)), abs=took)
             # It never counts for longer than the session, by a clock that is slower than the server's by a quarter.
             assert asked_at - renewed.age + TTL - 0.25 * TTL <= touches.heard_at + 0.75 * LASTS + took
+
+
+async def test_a_renewal_in_step_is_nearly_whole(server: ZooKeeper, name: str) -> None:
+    """The time between renewals is such that the usual requests come too late to count for them."""
+    tick = stretched(0.25)
+    ttl, step = 8 * tick, 2.1 * tick
+    backend = zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={tick}"))
+    try:
+        granted = await backend.leases.acquire(name, "ann#1", ttl)
+        assert isinstance(granted, Granted)
+        ages = []
+        for _ in range(3):
+            await asyncio.sleep(step)
+            (renewed,) = await backend.leases.renew([granted.grant], ttl)
+            assert isinstance(renewed, Granted)
+            ages.append(renewed.age)
+    finally:
+        await backend.close()
+    assert min(ages[1:]) < 1.7 * tick  # the first step could not be known
 
 
 async def test_an_idle_candidate_keeps_the_leader_informed(server: ZooKeeper, name: str) -> None:
@@ -669,7 +689,7 @@ async def test_doctor_tells_the_ticks_and_the_rights(server: ZooKeeper) -> None:
     assert facts[f"server 127.0.0.1:{server.port}"].value == "3.8.0, standalone"
     assert "an ensemble of three or five" in facts["ensemble"].advice
     assert (facts["sessions"].value, facts["sessions"].advice) == ("0.2 to 60 s, by default 2 to 20 ticks", "")
-    assert facts["ttl at most"].value == "59.875 s"
+    assert facts["ttl at most"].value == "60 s"
     assert "anyone who reaches the servers can end a term" in facts["rights"].advice
     assert facts["rights"].code == "zookeeper-open-rights"
     for tick, advice in (("0.02", "may be trusted for longer"), ("2", "another candidate takes over sooner")):

@@ -22,7 +22,7 @@ class Options:
     Args:
         dialect: Whose queue to stand in: Curator's ``LeaderLatch`` (``latch``), Curator's ``LeaderSelector`` and
             ``InterProcessMutex`` (``lock``), or kazoo's ``Election`` and ``Lock`` (``kazoo``).
-        tick: The ``tickTime`` of the ensemble, in seconds. A session lasts 1.25 ticks longer than the lease.
+        tick: The ``tickTime`` of the ensemble, in seconds.
         timeout: The longest time of a request in seconds, connecting included.
         auth: How the user and the password in the URL are shown to the server: ``digest`` (``addauth digest``) or
             ``sasl`` (mechanism DIGEST-MD5).

@@ -19,7 +19,7 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAF
 from tenure._backends.zookeeper.address import Address, Options, require_login
 from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.session import Ensemble, Session
-from tenure._backends.zookeeper.touches import BEYOND
+from tenure._backends.zookeeper.touches import lease_in, session_of
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._runtime.clock import Clock
@@ -94,7 +94,7 @@ class Client:
                     return session
         found = self._sessions.get(lease)
         if found is None or found.is_over:
-            lasts = lease + BEYOND * self.options.tick if lease else READING_LASTS
+            lasts = session_of(lease, self.options.tick) if lease else READING_LASTS
             self._sessions[lease] = found = self.open_session(lasts, self._waits(lease or None))
         return found
 
@@ -120,15 +120,14 @@ class Client:
         Raises:
             ConfigError: The message has the figures.
         """
-        needed = lease + BEYOND * self.options.tick
+        needed = session_of(lease, self.options.tick)
         if session.negotiated >= needed - 0.001:
             return
-        fits = session.negotiated - BEYOND * self.options.tick
+        fits = lease_in(session.negotiated, self.options.tick)
         advice = f"use ttl={fits:g} or less, or " if fits >= 2 * self.options.tick else ""
         raise ConfigError(
             f"{self.address} lets a session last {session.negotiated:g} s at most, and ttl={lease:g} s needs "
-            f"{needed:g} s (ttl and {BEYOND:g} ticks of {self.options.tick:g} s); {advice}raise maxSessionTimeout on "
-            "every server"
+            f"{needed:g} s; {advice}raise maxSessionTimeout on every server"
         )
 
     def _driver_options(self) -> dict[str, Any]:

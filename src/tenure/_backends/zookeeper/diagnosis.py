@@ -9,7 +9,7 @@ from kazoo.exceptions import NoNodeError
 
 from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.requests import get
-from tenure._backends.zookeeper.touches import BEYOND
+from tenure._backends.zookeeper.touches import lease_in
 from tenure._opened import Fact
 from tenure._tls_facts import Verifies, tls_fact
 from tenure.errors import TenureError
@@ -92,7 +92,7 @@ async def _sessions(client: Client) -> list[Fact]:
     if shortest is None or longest is None:
         return [Fact("sessions", "could not be tried", "run it again", "zookeeper-sessions-untried")]
     tick = client.options.tick
-    facts = [Fact("ttl at most", f"{longest - BEYOND * tick:g} s")]
+    facts = [Fact("ttl at most", f"{lease_in(longest, tick):g} s")]
     value, likely = f"{shortest:g} to {longest:g} s, by default 2 to 20 ticks", shortest / 2
     advice = ""
     if likely > 1.01 * tick:

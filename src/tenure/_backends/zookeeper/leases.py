@@ -267,6 +267,8 @@ class ZooKeeperLeases:
             for some in await asyncio.gather(*(self._renew([place], request) for place in lasting)):
                 answers |= some
             return answers
+        if age is not None:
+            lasting[0].session.note_renewal(request.asked_at, request.ttl)
         for place, token in tokens.items():
             if place.ending is None and place.token == token:
                 if age is not None:

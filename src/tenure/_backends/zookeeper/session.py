@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tenure._backends.zookeeper.errors import (
     translate,
 )
 from tenure._backends.zookeeper.requests import Send, exists
-from tenure._backends.zookeeper.touches import EVERY, EVERY_SHARE, Touches
+from tenure._backends.zookeeper.touches import EVERY, EVERY_SHARE, HEARD_AFTER, RENEWED_EARLY, Touches
 from tenure._runtime.clock import Clock
 from tenure._runtime.threads import in_thread
 from tenure.errors import TenureError, Unavailable
@@ -125,6 +126,9 @@ class Session:
         self._heard_at = clock.now()  # when the newest answer came, to any request
         self._sent_at = clock.now()
         self._used_until = 0.0
+        self._renewed_at = -math.inf
+        self._touch_at = math.inf
+        """When to send a request that the leader will have heard of by the next renewal; infinity after it was sent."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._toucher: asyncio.TimerHandle | None = None
         self._driver.start_async()
@@ -413,17 +417,32 @@ class Session:
         if self._toucher is None and self._over is None:
             self._toucher = self._loop.call_later(self._every, self._touch)
 
+    def note_renewal(self, asked_at: float, lease: float) -> None:
+        """Note that claims were renewed at *asked_at*; the next renewal is likely after as much time as this one."""
+        since = asked_at - self._renewed_at
+        if since == 0.0:  # more claims than one request holds
+            return
+        self._renewed_at = asked_at
+        usual = since if since < lease else lease / 3
+        wait = RENEWED_EARLY * usual - HEARD_AFTER * self._ensemble.tick
+        self._touch_at = asked_at + wait if wait > 0.0 else math.inf  # a tick before it, there was this renewal
+        if self._toucher is not None:
+            self._toucher.cancel()
+            self._toucher = self._loop.call_later(max(0.001, self._touch_due() - self._clock.now()), self._touch)
+
     def _touch(self) -> None:
         self._toucher = None
         now = self._clock.now()
         if now >= self._used_until or self._over is not None:
             return
-        due = self._sent_at + self._every
-        if now >= due:
+        if now >= self._touch_due():
             if self.is_connected:
                 self.send(exists("/"), needs_rights=False)
-            due = now + self._every
-        self._toucher = self._loop.call_later(max(0.001, due - now), self._touch)
+            self._sent_at, self._touch_at = now, math.inf
+        self._toucher = self._loop.call_later(max(0.001, self._touch_due() - now), self._touch)
+
+    def _touch_due(self) -> float:
+        return min(self._sent_at + self._every, self._touch_at)
 
     def _stop_timers(self) -> None:
         for timer in (self._watchdog, self._toucher):

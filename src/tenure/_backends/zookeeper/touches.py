@@ -16,9 +16,13 @@ in order. If it answered us a tick ago, it has answered a ping since; and if a w
 connection proves that the leader has heard of the connecting.
 
 Therefore the session certainly lasts until its time-out after the newest request that was answered at least a tick
-before a later write was sent. Sessions are made longer than the leases by :data:`BEYOND` ticks, and while a session
-carries places, a request goes out every :data:`EVERY` ticks. Both are short, as a successor waits for the end of the
-session of a dead leader: what is certain is then often less than a whole lease, see ``proof``.
+before a later write was sent. While a session carries places, a request goes out every :data:`EVERY` ticks, and one a
+tick before the next renewal is likely. So what is certain is less than the session's time-out: at a renewal by a bit
+more than a tick, and at any other moment, as when a candidate comes to the front, by up to 2.25 ticks.
+
+A successor waits for the end of the session of a dead leader. So sessions are as long as their leases, and what is
+certain is less than a whole lease, see ``proof``; those of leases that are short in ticks are longer, so that enough is
+left of these.
 """
 
 from __future__ import annotations
@@ -28,14 +32,28 @@ from collections import deque
 
 EVERY = 1.25
 """Ticks between the requests of a session that is in use, at most."""
-EVERY_SHARE = 1 / 7
+EVERY_SHARE = 1 / 6
 """The share of the session's time between them, at most: of a short lease, no more is uncertain."""
 HEARD_AFTER = 1.0
 """Ticks after which the leader has heard of an answered request: half a tick to the next ping, and as much to spare."""
 NOTED_EVERY = 1 / 64
 """Ticks between answers that are noted: with each one, a busy session would forget all those that are a tick old."""
 BEYOND = 1.25
-"""Ticks by which a session lasts longer than its leases: about ``HEARD_AFTER``, and a share for clocks that drift."""
+"""Ticks by which the session of the shortest leases, those of two ticks, lasts longer than these."""
+BEYOND_SHARE = 1 / 4
+"""The share by which this is less for each tick that a lease is longer; from seven ticks on, it is nothing."""
+RENEWED_EARLY = 0.9
+"""The share of the time between two renewals after which the next one may come: this time varies by a tenth."""
+
+
+def session_of(lease: float, tick: float) -> float:
+    """Return the time-out of a session for leases of so many seconds."""
+    return max(lease, lease - BEYOND_SHARE * lease + (BEYOND + 2 * BEYOND_SHARE) * tick)
+
+
+def lease_in(session: float, tick: float) -> float:
+    """Return the longest lease for which a session of so many seconds lasts long enough; see ``session_of``."""
+    return min(session, (session - (BEYOND + 2 * BEYOND_SHARE) * tick) / (1 - BEYOND_SHARE))
 
 
 class Touches:
