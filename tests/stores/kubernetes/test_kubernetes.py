@@ -948,6 +948,41 @@ async def test_a_silent_connection_is_replaced(server: Kubernetes, name: str) ->
             assert await backend.leases.renew([grant], 15.0) == [Granted(grant)]
 
 
+@pytest.mark.parametrize("was_released", [False, True])
+async def test_a_candidate_that_hears_nothing_claims_nothing(
+    server: Kubernetes, name: str, clock: TurnedClock, *, was_released: bool
+) -> None:
+    """Its requests arrive. If it claimed what it knows to be free, it would keep the name from others, unawares."""
+    async with opened(server.url) as ann, FaultProxy("127.0.0.1", server.port) as proxy:
+        grant = await claim(ann.leases, name)
+        if was_released:
+            await ann.leases.release(grant)
+        async with opened(f"{server.url.replace(str(server.port), str(proxy.port))}&timeout=0.3", clock) as bob:
+            await bob.leases.inspect(name)
+            clock.turned += 15.0
+            before = server.lease(name)
+            proxy.stall("down")
+            for _ in range(3):
+                with pytest.raises(Unavailable):
+                    await bob.leases.acquire(name, "bob#1", 15.0)
+            assert server.lease(name) == before
+            proxy.heal()
+            assert (await claim(bob.leases, name, "bob#1")).token > grant.token
+
+
+async def test_a_release_that_its_watch_has_just_told_is_claimed_at_once(server: Kubernetes, name: str) -> None:
+    async with opened(server.url) as ann, opened(server.url) as bob:
+        grant = await claim(ann.leases, name)
+        heard = Heard(bob.leases, name)
+        await until(lambda: version_seen(bob, name) is not None)
+        await ann.leases.release(grant)
+        await until(lambda: (seen := bob.leases._observed.find(name)) is not None and not records.holder_of(seen.lease))
+        server.forget()
+        await claim(bob.leases, name, "bob#1")
+        assert [one["verb"] for one in server.requests() if one["verb"] != "watch"] == ["update"]
+        await heard.close()
+
+
 async def test_a_closed_backend_says_so(server: Kubernetes, name: str) -> None:
     async with opened(server.url) as backend:
         await claim(backend.leases, name)

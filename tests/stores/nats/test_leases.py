@@ -245,8 +245,8 @@ async def test_a_listener_to_everything_does_not_hide_that_there_is_no_bucket(
         old = await granted(backend, "job")
         await called(backend, f"STREAM.DELETE.KV_{prefix}-leases")
         clock.turned += TTL
-        with pytest.raises(Unavailable):  # it is known to have expired, so it is written at once, and nobody answers
-            await backend.leases.acquire("job", "bob#1", TTL)
+        with pytest.raises(Unavailable):  # it is known, so it is written at once, and nobody answers
+            await backend.leases.renew([old], TTL)
         assert (await granted(backend, "job", "bob#1")).token > old.token
 
 
@@ -465,6 +465,39 @@ async def test_a_black_hole_is_reported_in_time_and_left_behind(server: Nats, pr
         assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
         assert time.monotonic() - asked_at < 0.5
         assert way.accepted == 1
+
+
+async def test_a_candidate_that_hears_nothing_claims_nothing(server: Nats, prefix: str, clock: TurnedClock) -> None:
+    """Its requests arrive. If it claimed what it knows to be free, it would keep the name from others, unawares."""
+    async with opened(at(server, prefix)) as ann, FaultProxy("127.0.0.1", server.port) as proxy:
+        grant = await granted(ann, "job")
+        async with opened(f"nats://127.0.0.1:{proxy.port}/?prefix={prefix}&timeout=0.5", clock) as bob:
+            await refused(bob, "job")
+            clock.turned += TTL
+            before = await stored(ann, prefix, "job")
+            proxy.stall("down")
+            with pytest.raises(Unavailable):
+                await bob.leases.acquire("job", "bob#1", TTL)
+            assert await stored(ann, prefix, "job") == before
+            proxy.heal()
+            assert (await granted(bob, "job", "bob#1")).token > grant.token
+
+
+async def test_a_candidate_that_would_hear_too_late_claims_nothing(
+    server: Nats, prefix: str, clock: TurnedClock
+) -> None:
+    async with opened(at(server, prefix)) as ann, FaultProxy("127.0.0.1", server.port) as proxy:
+        grant = await granted(ann, "job")
+        async with opened(f"nats://127.0.0.1:{proxy.port}/?prefix={prefix}&timeout=2", clock) as bob:
+            await refused(bob, "job")
+            clock.turned += TTL
+            before = await stored(ann, prefix, "job")
+            proxy.delay(1.2, "down")
+            with pytest.raises(Unavailable):
+                await bob.leases.acquire("job", "bob#1", TTL)
+            assert await stored(ann, prefix, "job") == before
+            proxy.heal()
+            assert (await granted(bob, "job", "bob#1")).token > grant.token
 
 
 async def test_a_lost_connection_is_noted_at_once(server: Nats, prefix: str) -> None:

@@ -8,6 +8,8 @@ House rules:
   answer was lost.
 - A lease has expired when the record has not changed for its own duration, on our monotonic clock, counted from when
   this process first saw it. The times in the record are never compared with a clock.
+- A candidate claims what it has just seen to be free. A claim that is made of older knowledge may arrive although no
+  answer does any more: then its process would keep the name from others, and not know it.
 - If the record has a strategy, the API server chooses the holder (coordinated leader election), and we don't acquire.
 """
 
@@ -43,7 +45,7 @@ from tenure._backends.kubernetes.records import (
     token_of,
 )
 from tenure._backends.kubernetes.watch import Renewals, Watches
-from tenure._election.promises import Promises
+from tenure._election.observed import JUST_SEEN, Promises
 from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl
 from tenure._foreign import Unreadable, a_list, a_text, an_object
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
@@ -105,8 +107,7 @@ class KubernetesLeases:
         require_ttl(ttl, TRAITS)
         within = patience(ttl)
         seen = self._observed.find(name)
-        is_free = seen is not None and (holder_of(seen.lease) == holder or seen.has_expired(self._observed.now))
-        if seen is None or not is_free or strategy_of(seen.lease) or token_of(seen.lease) >= TOKEN_MAX:
+        if seen is None or not self._was_just_released(seen):
             seen = await self._read(name, within)  # otherwise it is written at once: that fails if it has changed
         for _ in range(TRIES):
             now = self._observed.now
@@ -125,6 +126,10 @@ class KubernetesLeases:
                 return Granted(grant_of(name, written), is_asked_to_resign(written))
             seen = await self._read(name, within)
         raise Unavailable(f"the Lease {name!r} was changed {TRIES} times while it was read; tenure tries again")
+
+    def _was_just_released(self, seen: Observation) -> bool:
+        is_free = not (holder_of(seen.lease) or strategy_of(seen.lease)) and token_of(seen.lease) < TOKEN_MAX
+        return is_free and self._observed.now - seen.since <= JUST_SEEN
 
     def _acquired(self, lease: Json, name: str, holder: str, ttl: float, metadata: Metadata) -> Json:
         newest = self._observed.newest_token(name)

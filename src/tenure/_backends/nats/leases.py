@@ -6,6 +6,8 @@ House rules:
   is decided by one write, and one that is executed late, when it was given up long ago, changes nothing that is newer.
 - A read grants nothing. It may be old: a server that was cut off from the others still answers as the leader of its
   stream. A write that is made of it is refused then; at worst, a leader takes its claim for lost, and resigns early.
+- A candidate claims what it has just seen to be free, and writes after it has read only if the answer can come in time.
+  Another write may arrive although no answer does: then its process would keep the name from others, and not know it.
 - "Changed meanwhile" is no loss. The key is read again: perhaps that was our own write, whose answer was lost.
 - A lease has expired when its record has not been renewed for its own ttl, on our monotonic clock, counted from when
   this process first saw it. A server stamps each message with its own time; the next server to lead the stream may have
@@ -50,7 +52,7 @@ from tenure._backends.nats.lease_records import (
 )
 from tenure._backends.nats.names import is_cut, name_by, short_word_of
 from tenure._backends.nats.observations import Observation, Observations
-from tenure._election.promises import Promises
+from tenure._election.observed import JUST_SEEN, Promises
 from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl, usable_names
 from tenure._foreign import a_count, an_object, read_or
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
@@ -115,8 +117,8 @@ class NatsLeases:
 
         async def acquire(connection: Connection) -> Granted | HeldBy:
             seen = self._observed.find(name)
-            if seen is None or not (seen.has_expired(self._observed.now) or _is_held_by(seen, holder)):
-                seen = await self._read(connection, name)  # otherwise it is written at once: refused if it has changed
+            if seen is None or not self._was_just_released(seen):
+                seen = await self._read_in_time(connection, name, ends_at)  # otherwise it is refused if it has changed
             for number in range(TRIES):
                 now = self._observed.now
                 if seen.record is None or seen.has_expired(now):
@@ -135,7 +137,13 @@ class NatsLeases:
                 seen = await self._read_again(connection, name, number)
             raise self._changed_too_often(name)
 
-        return await self._client.run(acquire, within=self._patience(ttl))
+        within = self._patience(ttl)
+        ends_at = asyncio.get_running_loop().time() + within
+        return await self._client.run(acquire, within=within)
+
+    def _was_just_released(self, seen: Observation) -> bool:
+        is_free = seen.record is not None and not seen.record.holder
+        return is_free and self._observed.now - seen.since <= JUST_SEEN
 
     # --- an existing term ---
 
@@ -149,23 +157,26 @@ class NatsLeases:
 
         async def renew(grant: Grant) -> Granted | Lost | NoAnswer | TenureError:
             try:
-                return await self._client.run(lambda connection: self._renew(connection, grant, ttl), within=within)
+                return await self._client.run(
+                    lambda connection: self._renew(connection, grant, ttl, ends_at), within=within
+                )
             except ForeignRecord as error:
                 return NoAnswer(str(error))
             except TenureError as error:
                 return error
 
         within = self._patience(ttl)
+        ends_at = asyncio.get_running_loop().time() + within
         answers = await asyncio.gather(*map(renew, grants))
         unanswered = [answer for answer in answers if isinstance(answer, TenureError)]
         if unanswered and len(unanswered) == len(answers):
             raise unanswered[0]
         return [NoAnswer(str(answer)) if isinstance(answer, TenureError) else answer for answer in answers]
 
-    async def _renew(self, connection: Connection, grant: Grant, ttl: float) -> Granted | Lost:
+    async def _renew(self, connection: Connection, grant: Grant, ttl: float, ends_at: float) -> Granted | Lost:
         seen = self._observed.find(grant.name)
         if seen is None or not _is_about(seen, grant):
-            seen = await self._read(connection, grant.name)
+            seen = await self._read_in_time(connection, grant.name, ends_at)
         for number in range(TRIES):
             if seen.record is None or seen.record.grant != grant:
                 self._promises.end(grant.name, grant.holder)
@@ -337,6 +348,23 @@ class NatsLeases:
             raise self._foreign(name)
         return self._observed.note(record, revision)
 
+    async def _read_in_time(self, connection: Connection, name: str, ends_at: float) -> Observation:
+        """Read the record of *name*, to write it then.
+
+        Raises:
+            Unavailable: If the write takes as long, its answer comes after *ends_at*, by the clock of the loop.
+        """
+        now = asyncio.get_running_loop().time
+        began = now()
+        seen = await self._read(connection, name)
+        took = now() - began
+        if began + 2 * took > ends_at:
+            raise Unavailable(
+                f"{self._client.address} took {took:.3g} s to answer, so the lease {name!r} is not asked for: the next "
+                "answer would come too late; tenure tries again"
+            )
+        return seen
+
     def _foreign(self, name: str) -> ForeignRecord:
         key = short_word_of(name)
         return ForeignRecord(
@@ -474,10 +502,6 @@ def takes_rollup(config: Json) -> bool:
 
 def _new_stamp() -> str:
     return token_hex(8)
-
-
-def _is_held_by(seen: Observation, holder: str) -> bool:
-    return seen.record is not None and seen.record.holder == holder
 
 
 def _is_about(seen: Observation, grant: Grant) -> bool:

@@ -1,14 +1,18 @@
-"""How long each claim of this process was promised, for stores in which the holder writes the length of its lease.
-
-A renewal never shortens a claim: an earlier request may have asked for more, and its holder may count on that. But what
-others have written into the record was never asked for: the next renewal corrects it.
-"""
+"""What stores have in common in which the end of a lease is observed, and its holder writes how long it lasts."""
 
 from __future__ import annotations
 
+JUST_SEEN = 1.0
+"""Seconds after which a release that was seen is looked at again before the name is claimed: its requests may still
+arrive from a process that hears no answers, and would keep the name from others."""
+
 
 class Promises:
-    """The claims of one process, by name; each acquisition has a holder of its own."""
+    """How long each claim of this process was promised, by name; each acquisition has a holder of its own.
+
+    A renewal never shortens a claim: an earlier request may have asked for more, and its holder may count on that. But
+    what others have written into the record was never asked for: the next renewal corrects it.
+    """
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[str, float]] = {}  # by name: the holder, and until when it may count on its claim
