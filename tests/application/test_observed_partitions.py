@@ -21,6 +21,7 @@ from tests.conformance.observed_memory import ObservedMemoryLeases, Records
 from tests.conformance.test_planted_observed import FollowsNothing
 
 TIMING = Timing(ttl=45.0)
+IN_TIME = TIMING.ttl + TIMING.retry_every
 MEMBERS = 3
 
 
@@ -80,8 +81,8 @@ def followed_after(kind: type[ObservedMemoryLeases], seed: int) -> float:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_dead_member_is_followed_within_a_ttl_and_a_retry(seed: int) -> None:
-    assert followed_after(ObservedMemoryLeases, seed) <= TIMING.ttl + TIMING.retry_every
+    assert followed_after(ObservedMemoryLeases, seed) <= IN_TIME
 
 
 def test_a_planted_member_that_follows_nothing_is_found() -> None:
-    assert max(followed_after(FollowsNothing, seed) for seed in range(5)) > TIMING.ttl + TIMING.retry_every
+    assert any(followed_after(FollowsNothing, seed) > IN_TIME for seed in (2, 3, 4))
