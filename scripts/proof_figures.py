@@ -52,6 +52,7 @@ PLANTS = {
     "tests/conformance/test_planted_slow.py": "stores, and clients, that count from a slow answer",
     "tests/conformance/test_planted_away.py": "stores after an outage",
     "tests/conformance/test_planted_hints.py": "clients whose connection was cut",
+    "tests/conformance/test_planted_rest.py": "stores that keep those busy who have nothing to do",
     "tests/conformance/test_planted_outages.py": "clients that try to connect while a store is cut off",
     "tests/stores/rabbitmq/test_pauses.py": "RabbitMQ: consumers ended at once, alarms that ring late",
     "tests/stores/rabbitmq/test_restart.py": "RabbitMQ: channels with so many consumers that a restart mixes them up",

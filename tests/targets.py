@@ -88,6 +88,7 @@ FULL = [
     # clusters of servers, and clients and members that are cut off
     "conformance/test_outages.py",
     "conformance/test_planted_outages.py",
+    "conformance/test_rest.py",
     "process/test_coordinators.py",
     "stores/etcd/test_cluster_suites.py",
     "stores/etcd/test_members.py",

@@ -14,7 +14,7 @@ from tenure.testing import conformance
 from tenure.testing._conformance.harness import Fault
 from tenure.testing._conformance.leases.steps import LeaseSuite
 from tenure.testing._conformance.queues.steps import QueueSuite
-from tests.conformance import test_cost, test_observed, test_queued, test_strain
+from tests.conformance import test_cost, test_observed, test_queued, test_rest, test_strain
 from tests.stores.azure_storage import test_suites as azure
 from tests.stores.etcd import test_cluster_suites as etcd_cluster
 from tests.stores.etcd import test_suites as etcd
@@ -36,19 +36,19 @@ from tests.stores.zookeeper import test_ensemble_suites as zookeeper_ensemble
 from tests.stores.zookeeper import test_suites as zookeeper
 
 WHERE: dict[str, tuple[ModuleType, ...]] = {
-    "Memory": (memory, test_cost),
-    "Sqlite": (sqlite_leases, sqlite_queues, test_cost, test_strain),
-    "Postgres": (postgres, test_cost, test_strain),
-    "Redis": (redis, redis_cluster, test_cost, test_strain),
-    "Azure": (azure, test_cost, test_strain),
+    "Memory": (memory, test_cost, test_rest),
+    "Sqlite": (sqlite_leases, sqlite_queues, test_cost, test_rest, test_strain),
+    "Postgres": (postgres, test_cost, test_rest, test_strain),
+    "Redis": (redis, redis_cluster, test_cost, test_rest, test_strain),
+    "Azure": (azure, test_cost, test_rest, test_strain),
     "ServiceBus": (servicebus, servicebus_slow),
     "Rabbit": (rabbitmq, test_cost, test_strain),
-    "Kubernetes": (kubernetes,),
-    "Queued": (test_queued,),
-    "Observed": (test_observed,),
-    "Etcd": (etcd, etcd_cluster),
-    "ZooKeeper": (zookeeper, zookeeper_ensemble),
-    "Nats": (nats_leases, nats_cluster, nats_queues),
+    "Kubernetes": (kubernetes, test_rest),
+    "Queued": (test_queued, test_rest),
+    "Observed": (test_observed, test_rest),
+    "Etcd": (etcd, etcd_cluster, test_rest),
+    "ZooKeeper": (zookeeper, zookeeper_ensemble, test_rest),
+    "Nats": (nats_leases, nats_cluster, nats_queues, test_rest),
 }
 LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Observed", "Queued", "ZooKeeper"})
 """Stores without queues of messages."""
@@ -170,6 +170,21 @@ def test_each_suite_runs_on_each_store(store: str) -> None:
 def test_each_store_counts_the_cost_of_its_requests(store: str) -> None:
     counting = suites_passed(one for one in classes_before(store) if one.harness.scale is not None)
     assert counting >= suites_of(store) & {"LeaseCostSuite", "BrokerCostSuite"}
+
+
+ALWAYS_HINTS = {
+    "Memory": "nothing can be in the way; tests/application/test_rest.py puts something there",
+    "Queued": "nothing can be in the way",
+    "Observed": "nothing can be in the way",
+    "ZooKeeper": "who may read a node may watch it",
+}
+"""Stores whose hints come whenever requests are answered, and why."""
+
+
+@pytest.mark.parametrize("store", sorted(WHERE.keys() - QUEUES_ONLY))
+def test_rest_without_hints_is_tried_or_can_not_be(store: str) -> None:
+    conditions = {how for one in classes_before(store) if issubclass(one, LeaseSuite) for how in one.harness.hintless}
+    assert bool(conditions) != (store in ALWAYS_HINTS)
 
 
 NOBODY_ELSE_WRITES = frozenset({"Memory", "Observed", "Queued"})

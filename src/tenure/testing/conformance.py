@@ -18,6 +18,10 @@
         harness = MyHarness
 
 
+    class TestMyLeaseRest(LeaseRestSuite):
+        harness = MyHarness
+
+
     class TestMyLeaseCapacity(LeaseCapacitySuite):
         harness = MyHarness
 
@@ -74,6 +78,7 @@ from tenure.testing._conformance.harness import (
 from tenure.testing._conformance.leases.capacity import LeaseCapacitySuite
 from tenure.testing._conformance.leases.cost import LeaseCostSuite
 from tenure.testing._conformance.leases.faults import LeaseFaultSuite
+from tenure.testing._conformance.leases.rest import LeaseRestSuite
 from tenure.testing._conformance.leases.suite import LeaseStoreSuite
 from tenure.testing._conformance.leases.waiting import LeaseQueueSuite
 from tenure.testing._conformance.queues.capacity import BrokerCapacitySuite
@@ -102,6 +107,7 @@ __all__ = [
     "LeaseFaultSuite",
     "LeaseHarness",
     "LeaseQueueSuite",
+    "LeaseRestSuite",
     "LeaseStoreSuite",
     "LiveMessagesSuite",
     "LockExpirySuite",

@@ -55,14 +55,14 @@ def sockets(file: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-async def listening(backend: sqlite.SqliteBackend, name: str = "name") -> AsyncIterator[None]:
+async def listening(backend: sqlite.SqliteBackend, name: str = "name") -> AsyncIterator[object]:
     """Return hints that are connected for certain: the first one has come."""
     hints = backend.leases.hints(name)
     await anext(hints)
     return hints
 
 
-async def silence(hints: AsyncIterator[None]) -> None:
+async def silence(hints: AsyncIterator[object]) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(hints), 0.05)
 
@@ -349,14 +349,29 @@ async def test_users_that_may_write_the_file_may_use_the_folder(
     assert stat.S_IMODE(sockets(file)[0].stat().st_mode) == expected & 0o666
 
 
-async def test_where_no_socket_can_be_made_the_store_works_without_hints(file: Path, opener: Opener) -> None:
+async def test_where_no_socket_can_be_made_hints_of_others_are_absent(
+    file: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wake, "CHECK_EVERY", 0.01)
     Path(f"{file}.wake").write_text("in the way")
     backend = opener()
-    waiting = asyncio.ensure_future(anext(backend.leases.hints("name")))
-    await until(lambda: not backend.leases.traits.hints)
-    assert not waiting.done()
+    hints = backend.leases.hints("name")
+    while await anext(hints) != "absent":
+        pass
+    assert not backend.broker.traits.hints
     assert isinstance(await backend.leases.acquire("name", "ann#1", 10), Granted)
-    await waiting  # no socket is needed within the process
+    assert await anext(hints) is None  # no socket is needed within the process
+    assert await anext(hints) == "absent"
+    Path(f"{file}.wake").unlink()
+    other = opener()
+    await until(lambda: bool(sockets(file)))
+    assert await asyncio.wait_for(anext(hints), PATIENCE) is None
+    await other.leases.ask_to_resign("name")
+    assert await asyncio.wait_for(anext(hints), PATIENCE) is None
+    Path(f"{file}.wake").rename(f"{file}.away")
+    Path(f"{file}.wake").write_text("in the way")
+    while await asyncio.wait_for(anext(hints), PATIENCE) != "absent":
+        pass
     (fact,) = [fact for fact in await backend.describe() if fact.name == "wake-up"]
     assert "no socket can be made" in fact.advice
 

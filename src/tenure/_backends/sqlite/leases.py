@@ -40,7 +40,7 @@ from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
 from tenure._checks import LONGEST
-from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._election.store import Hint, LeaseTraits, require_name, require_ttl
 from tenure._foreign import a_count, clipped, read_json, read_or, texts
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
@@ -133,8 +133,8 @@ class SqliteLeases:
 
     @property
     def traits(self) -> LeaseTraits:
-        """What the store can do here: without hints, if no socket can be made."""
-        return TRAITS if self._wake.possible else replace(TRAITS, hints=False)
+        """What the store can do here: without hints, if no socket can ever be made."""
+        return replace(TRAITS, hints=False) if self._wake.is_ruled_out else TRAITS
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Claim *name* if it is free; a holder that repeats the request gets the same grant, extended."""
@@ -193,7 +193,7 @@ class SqliteLeases:
         require_name(name)
         return await self._worker.run(lambda database: self._change(database, "ask_to_resign", {"name": name}))
 
-    def hints(self, name: str) -> AsyncIterator[None]:
+    def hints(self, name: str) -> AsyncIterator[Hint]:
         """Yield when something changed for *name*, in this process or another."""
         require_name(name)
         return self._wake.listen(f"lease:{name}")

@@ -27,6 +27,7 @@ from tenure._backends.sqlite.queue_reader import QueueReader
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer
+from tenure._election.store import Hint
 from tenure._queue.broker import (
     Advanced,
     Claim,
@@ -107,7 +108,7 @@ class SqliteBroker:
         """List every queue, sorted."""
         return await self._read(QueueReader.names)
 
-    def hints(self, queue: str) -> AsyncIterator[None]:
+    def hints(self, queue: str) -> AsyncIterator[Hint]:
         """Yield when messages of *queue* may have become claimable, by this process or another."""
         return self._wake.listen(topic_of(queue))
 

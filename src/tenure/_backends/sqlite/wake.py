@@ -27,6 +27,7 @@ from tenure._backends.sqlite.sockets import (
     through_proc,
 )
 from tenure._backends.sqlite.worker import Worker
+from tenure._election.store import Hint
 from tenure._opened import Fact
 from tenure._runtime.notifier import Listener, Notifier
 from tenure.errors import TenureError
@@ -69,8 +70,13 @@ class Wake:
         self._obstacle: OSError | None = None  # why there is none at present
 
     @property
+    def is_ruled_out(self) -> bool:
+        """Whether no other process will ever wake this one."""
+        return bool(self._reason)
+
+    @property
     def possible(self) -> bool:
-        """Whether other processes can wake this one."""
+        """Whether other processes can wake this one, as things are."""
         return not self._reason and (self._obstacle is None or self._obstacle.errno in _TEMPORARY)
 
     def fact(self) -> Fact:
@@ -90,7 +96,7 @@ class Wake:
 
     # --- listen ---
 
-    def listen(self, topic: str) -> AsyncIterator[None]:
+    def listen(self, topic: str) -> AsyncIterator[Hint]:
         """Return an iterator that yields when *topic* was notified, here or in another process."""
         self._refresh()
         return _Hints(self, self._notifier.listen(topic))
@@ -130,13 +136,17 @@ class Wake:
                 if self._socket is not None and not await self._worker.run(lambda _: self._is_in_place()):
                     self._drop(loop)
                     reads = False
+                was_possible = self.possible
                 if not reads and await self._worker.run(self._bind) and self._socket is not None:
                     loop.add_reader(self._socket, self._read)
                     reads = True
                     self._notifier.notify_all()
+                elif was_possible and not self.possible:
+                    self._notifier.notify_all()  # and then tell each listener that hints are absent
             except NotImplementedError:
                 self._reason = "this event loop can't watch a socket"
                 self._drop(loop)
+                self._notifier.notify_all()
                 with suppress(TenureError):
                     await self._worker.run(lambda _: self._unlink())
                 return
@@ -194,16 +204,25 @@ class Wake:
             self._name = ""
 
 
-class _Hints(AsyncIterator[None]):
-    """Yields for each notification, and once when the socket is first read, for those missed before."""
+class _Hints(AsyncIterator[Hint]):
+    """Yields for each notification, and once when the socket is first read, for those missed before.
+
+    Without a socket, those of this process come all the same; that others' don't is told again after each of them.
+    """
 
     def __init__(self, wake: Wake, listener: Listener) -> None:
         self._wake = wake
         self._listener = listener
+        self._has_told = False  # that the hints of other processes are absent
 
-    async def __anext__(self) -> None:
+    async def __anext__(self) -> Hint:
         self._wake.ensure_listening()
+        if not (self._has_told or self._wake.possible or self._listener.closed):
+            self._has_told = True
+            return "absent"
         await anext(self._listener)
+        self._has_told = False
+        return None
 
     async def aclose(self) -> None:
         await self._listener.aclose()

@@ -57,6 +57,8 @@ class LeaseHarness(ABC):
     """The traits of the store; tests of what it can not do are skipped."""
     ttl: ClassVar[float] = 10.0
     """The length of a lease in the tests, in seconds; short where time is real, as tests wait for its end."""
+    long_ttl: ClassVar[float] = 600.0
+    """The length of a lease, in seconds, that is not renewed early during a test which takes a moment."""
     ends_within: ClassVar[float] = 0.0
     """The seconds after its end within which the store has ended a lease; where it looks once a second, say, one."""
     has_sessions: ClassVar[bool] = False
@@ -73,6 +75,8 @@ class LeaseHarness(ABC):
     """Ways in which others can make the record of a lease unreadable; see ``write_foreign``."""
     scale: ClassVar[Scale | None] = None
     """The unit in which this harness counts the work of the storage, and the depths; None if it can't count."""
+    hintless: ClassVar[tuple[str, ...]] = ()
+    """Conditions in which requests are answered, and no hints come; see ``open_without_hints``."""
 
     async def start(self) -> None:  # noqa: B027  # most have nothing to start
         """Make the storage ready; nothing need be in it under the random names of the tests."""
@@ -80,6 +84,10 @@ class LeaseHarness(ABC):
     @abstractmethod
     async def open(self) -> LeaseStore:
         """Return a new client of the same storage, which stands for another process."""
+
+    async def open_without_hints(self, how: str) -> LeaseStore:
+        """Return a new client to which no hints come, or only for a few names; *how* is of ``hintless``."""
+        raise NotImplementedError
 
     @abstractmethod
     async def close(self) -> None:
