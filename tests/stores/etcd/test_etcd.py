@@ -6,14 +6,14 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pytest
 
 from tenure._backends import etcd
-from tenure._backends.etcd.client import Client, Member, Reply
+from tenure._backends.etcd.client import CONNECTIONS_MAX, Client, Member, Reply
 from tenure._backends.etcd.diagnosis import FULL, is_before, release_of
 from tenure._backends.etcd.errors import Refused
 from tenure._backends.etcd.hints import CHECKED_EVERY
@@ -1024,6 +1024,21 @@ async def test_a_full_etcd_keeps_its_leaders_and_takes_no_new_one(name: str) -> 
             server.call("maintenance/alarm", alarm)
             assert (await granted(bob.leases, name, "bob#1", ttl=30.0)).token > grant.token
             await granted(bob.leases, f"{name}-new", "bob#1", ttl=30.0)
+
+
+async def test_a_request_that_waits_for_others_says_nothing_of_the_server(server: Etcd, name: str) -> None:
+    """It was not sent. Else a burst of requests would replace the connections, and each time there would be more."""
+    async with opened(server.url) as backend, AsyncExitStack() as turns:
+        await granted(backend.leases, f"{name}-other")
+        (member,), connections = backend._client.members, backend._client.members[0]._requests
+        for _ in range(CONNECTIONS_MAX):
+            await turns.enter_async_context(member.turns)
+        backend._client.options = replace(backend._client.options, timeout=0.01)
+        with pytest.raises(Unavailable, match=r"no time was left .*the request was not sent"):
+            await backend.leases.acquire(name, "ann#1", TTL)
+        assert member._requests is connections
+        assert not member.rank[0]
+        assert places(server, name) == []
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._redaction import LOOKED_AT
 from tenure._runtime.closing import close_together
+from tenure._runtime.retired import Retired
 from tenure._runtime.tasks import Tasks
 from tenure._secret import Secret, hide, revealed
 from tenure._tls_context import tls_context
@@ -88,7 +89,9 @@ class Member:
         self._streams: aiohttp.ClientSession | None = None
         self._running: set[aiohttp.StreamReader] = set()
         self._closing = Tasks()
-        self._retired: set[aiohttp.ClientSession] = set()
+        self._retired = Retired[aiohttp.ClientSession]()
+        self.turns: asyncio.Semaphore = asyncio.Semaphore(CONNECTIONS_MAX)
+        """For requests, first come, first served: those that wait for one have not been sent."""
         self._answered_at = -math.inf
         self._failed_at = -math.inf
         self._connected_at = -math.inf
@@ -124,8 +127,9 @@ class Member:
         """
         url, data = f"{self.url}/v3/{path}", json.dumps(body)
         # A redirection would take the password, or the token, to another server.
-        async with self.connections().post(url, data=data, headers=_headers(token), allow_redirects=False) as reply:
-            raw = await reply.read()
+        with self._retired.used(self.connections()) as connections:
+            async with connections.post(url, data=data, headers=_headers(token), allow_redirects=False) as reply:
+                raw = await reply.read()
         try:
             found = _read(reply.status, raw)
         except Refused as error:
@@ -178,21 +182,13 @@ class Member:
             self._closing.spawn(streams.close())
         for content in self._running:  # aiohttp does not wake a reader when it closes the connection
             content.set_exception(aiohttp.ClientConnectionError("another request to this member has failed"))
-        self._retired.add(connections)
-        # Requests that are under way on other connections may still be answered; by then they have ended.
-        asyncio.get_running_loop().call_later(60.0, self._close_retired, connections)
-
-    def _close_retired(self, session: aiohttp.ClientSession) -> None:
-        if session in self._retired:
-            self._retired.discard(session)
-            self._closing.spawn(session.close())
+        self._retired.retire(connections)
 
     async def close(self) -> None:
         """Close every connection."""
         sessions = [one for one in (self._requests, self._streams) if one is not None]
-        retired, self._retired = self._retired, set()
         self._requests = self._streams = None
-        await close_together(*(one.close for one in (*sessions, *retired)))
+        await close_together(self._retired.close, *(one.close for one in sessions))
         await asyncio.gather(*self._closing)
 
     def _new_session(self, limit: int) -> aiohttp.ClientSession:
@@ -261,9 +257,10 @@ class Client:
             share = (end - loop.time()) / (left if len(self.members) > 1 else 1)
             if share <= 0:
                 break
-            connections, sent_at = asked.connections(), loop.time()
+            connections, sent_at = None, math.inf
             try:
-                async with asyncio.timeout(share):
+                async with asyncio.timeout(share), asked.turns:
+                    connections, sent_at = asked.connections(), loop.time()
                     answer = await self._logged_in(asked, path, body)
             except Refused as error:
                 error.was_only = not in_doubt and not error.may_be_executed
@@ -274,6 +271,8 @@ class Client:
                 last, in_doubt = error, in_doubt or error.may_be_executed
                 asked.failed()
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+                if connections is None:  # other requests of this process took all the time: that says nothing of it
+                    continue
                 last = NoAnswerInTime(share) if isinstance(error, TimeoutError) else error
                 in_doubt = in_doubt or not isinstance(error, aiohttp.ClientConnectorError)  # then it was never sent
                 asked.failed()

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Set
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from tenure._opened import Fact
 from tenure._redaction import LOOKED_AT, redacted, redacting
 from tenure._runtime.closing import close_together
 from tenure._runtime.on_loop import on_loop
-from tenure._runtime.tasks import Tasks
+from tenure._runtime.retired import Retired
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret, revealed
 from tenure._tls_failures import TlsAdvice
@@ -178,8 +178,7 @@ class Session:
         self._shown: tuple[str | None, Secret | None] | None = None  # the certificate of the connections
         self._quotable: deque[Secret | None] = deque(maxlen=LOGINS_KEPT)
         self._making = asyncio.Lock()
-        self._retired: set[aiohttp.ClientSession] = set()
-        self._closing = Tasks()
+        self._retired = Retired[aiohttp.ClientSession]()
         self._closed = False
 
     async def send(self, method: str, path: str, query: Mapping[str, str], body: Json | None) -> Answer:
@@ -197,16 +196,24 @@ class Session:
         self, method: str, path: str, query: Mapping[str, str], body: Json | None, *, refused: Login | None = None
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, Login]]:
         """Send a request, and yield its response, and the login with which it was sent."""
-        response, login = await self._sent(method, path, query, body, refused)
-        async with response:
-            yield response, login
+        with ExitStack() as use:
+            response, login = await self._sent(method, path, query, body, refused, use)
+            async with response:
+                yield response, login
 
     async def _sent(
-        self, method: str, path: str, query: Mapping[str, str], body: Json | None, refused: Login | None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Json | None,
+        refused: Login | None,
+        use: ExitStack,
     ) -> tuple[aiohttp.ClientResponse, Login]:
         data = json.dumps(body).encode() if body is not None else None
         while True:
             http, login = await self._ready(refused)
+            use.enter_context(self._retired.used(http))
             try:
                 response = await http.request(
                     method,
@@ -238,22 +245,13 @@ class Session:
         """Send no new request over the present connections: one is silent, and the others may be, too."""
         if self._http is not None:
             http, self._http = self._http, None
-            self._retired.add(http)
-            asyncio.get_running_loop().call_later(60.0, self._close_retired, http)
-
-    def _close_retired(self, http: aiohttp.ClientSession) -> None:
-        if http in self._retired:
-            self._retired.discard(http)
-            self._closing.spawn(http.close())
+            self._retired.retire(http)
 
     async def close(self) -> None:
         """Close every connection."""
         self._closed = True
-        sessions = [*self._retired, *([self._http] if self._http is not None else [])]
-        self._retired.clear()
-        self._http = None
-        await close_together(*(http.close for http in sessions))
-        await asyncio.gather(*self._closing)
+        http, self._http = self._http, None
+        await close_together(self._retired.close, *([http.close] if http is not None else []))
 
     async def _ready(self, refused: Login | None) -> tuple[aiohttp.ClientSession, Login]:
         credential = self._access.credential
