@@ -18,6 +18,7 @@ KNOWN = (
     "hang",
     "partitions",
     "idle",
+    "names",
     "peers",
     "redis_queue",
     "postgres_queue",

@@ -56,7 +56,8 @@ SETTLED = 5.0
 
 def etcd_requests(server: Any) -> float:
     """Return the messages that etcd has received: requests, and what streams carry, as a keep-alive."""
-    return sum(value for name, value in server.metrics().items() if name.startswith("grpc_server_msg_received_total"))
+    found: dict[str, float] = server.metrics()
+    return sum(value for name, value in found.items() if name.startswith("grpc_server_msg_received_total"))
 
 
 def zookeeper_requests(server: Any) -> float:

@@ -166,8 +166,7 @@ async def many(count: int, seconds: float, *, standing_by: bool) -> tuple[float,
                 await asyncio.to_thread(holder.stdout.readline)
                 holders = [asyncio.create_task(backend.election(f"chair {n}").run(forever)) for n in range(count)]
                 await asyncio.sleep(2)
-            driver = backend._connection.driver
-            assert driver is not None
+            driver = backend._connection.require_driver()
             driver.store = counted = Counted(driver.store)
             cpu, wall = time.process_time(), time.monotonic()
             await asyncio.sleep(seconds)

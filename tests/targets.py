@@ -105,6 +105,7 @@ FULL = [
     # processes and servers killed, stopped and cut off again and again
     "process/test_handled_again.py",
     "process/test_limits.py",
+    "process/test_names.py",
     "process/test_partitions.py",
     "process/test_schedules.py",
     "process/test_service.py::test_a_fleet_loses_nothing_when_instances_are_killed",

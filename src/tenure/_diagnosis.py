@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import secrets
 import time
@@ -18,6 +19,9 @@ from tenure.errors import TenureError, Unavailable
 
 TRIAL = "tenure-doctor-"
 """The prefix of the names of queues in which a message is tried."""
+
+FILES_BESIDES = 64
+"""Open files to allow for besides the connections to the store: of the program, its loops, other connections."""
 
 QUESTIONS = 5
 """How many questions are asked, one after another, to measure the round trip."""
@@ -56,6 +60,7 @@ async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Di
         Fact("python", platform.python_version()),
         *await opened.describe(),
         *warnings,
+        *_few_files(getattr(opened, "connections_max", 0)),
         Fact("clock", f"{type(clock).__name__}, at {clock.now():.3f} s"),
     ]
     by_writing: Callable[[], Awaitable[Sequence[Fact]]] | None = getattr(opened, "describe_by_writing", None)
@@ -69,6 +74,28 @@ async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Di
         facts.append(Fact("writing", "fails", str(failure), failure.code) if failure else Fact("writing", took))
     queues = broker.traits if broker is not None else None
     return Diagnosis(url, round_trip, leases.traits if leases is not None else None, facts, queues, failure)
+
+
+def _few_files(connections: int) -> list[Fact]:
+    """Return a warning if this process may have too few files open for so many *connections*."""
+    limit, needed = most_files(), connections + FILES_BESIDES
+    if not connections or limit >= needed:
+        return []
+    advice = (
+        f"its elections and queues may have {connections} connections to this store, and then no file or connection "
+        f"can be opened; raise the limit to {needed} at least (ulimit -n)"
+    )
+    return [Fact("open files", f"{limit:.0f} at most", advice, "few-files")]
+
+
+def most_files() -> float:
+    """Return how many files this process may have open."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return math.inf
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return math.inf if most == resource.RLIM_INFINITY else most
 
 
 async def _round_trip(store: LeaseStore | None, broker: Broker | None) -> float:

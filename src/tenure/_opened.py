@@ -39,7 +39,7 @@ class Opened(Protocol):
     It may also have ``warnings``: facts that are logged whenever it is opened, before the first request, and that
     ``tenure doctor`` shows. And ``report_to(report)``: then it calls *report* with facts that it finds while it is
     used, to be logged. And ``describe_by_writing()``: further facts for ``tenure doctor``, found by a write that
-    leaves nothing behind.
+    leaves nothing behind. And ``connections_max``: how many connections it opens to the store at most.
     """
 
     @property

@@ -50,6 +50,10 @@ def test_members_and_login_are_read() -> None:
     assert address_of(Url.parse("etcd://a,a:2379")).members == ("http://a:2379",)
 
 
+def test_the_connections_to_each_member_count() -> None:
+    assert etcd.open(Url.parse("etcd://a,b,c")).connections_max == 3 * 32 + 1
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tenure._backends.etcd.address import Options, address_of
-from tenure._backends.etcd.client import Client
+from tenure._backends.etcd.client import CONNECTIONS_MAX, Client
 from tenure._backends.etcd.diagnosis import diagnose, shortest_lease
 from tenure._backends.etcd.leases import TRAITS, EtcdLeases
 from tenure._opened import Fact
@@ -39,6 +39,7 @@ class EtcdBackend:
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
         self.warnings: Sequence[Fact] = client.warnings
+        self.connections_max: int = len(client.members) * CONNECTIONS_MAX + 1  # that one has the watches
         self.leases: EtcdLeases = EtcdLeases(client, clock)
 
     async def describe(self) -> Sequence[Fact]:
