@@ -128,7 +128,8 @@ class Target:
         return Unavailable(f"{self.store} gave no answer {waited}; the request may have been executed{hint}")
 
     def closed(self, said: str, hint: str = "") -> Unavailable:
-        """Return the error for a connection that ended during a request; *hint* says what may be wrong."""
+        """Return the error for a connection that ended during a request; *hint* says what else may be wrong."""
+        hint = self.tls.renewal or hint
         return Unavailable(f"{self.store} closed the connection: {said}; the request may have been executed{hint}")
 
     def login_refused(self, said: str, advice: str) -> TenureError:

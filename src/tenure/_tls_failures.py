@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from tenure._one_line import one_line
@@ -25,6 +26,40 @@ class NoTls(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class OwnCertificate:
+    """The certificate that a client shows.
+
+    Args:
+        name: Its file, or where else it is from.
+        ends_at: When it ends, in Unix seconds; None if that is not known.
+        not_renewed: Why what is there by now is not used instead; empty if it is that one.
+    """
+
+    name: str
+    ends_at: float | None = None
+    not_renewed: str = ""
+
+    @property
+    def ends(self) -> str:
+        """When it ends, for a message; empty if that is not known."""
+        if self.ends_at is None:
+            return ""
+        return f"{datetime.fromtimestamp(self.ends_at, UTC):%Y-%m-%d %H:%M} UTC"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, by the clock of this machine."""
+        return self.ends_at is not None and self.ends_at < time.time()
+
+    def __str__(self) -> str:
+        """Return its name, and since when it is over; and why there is no newer one."""
+        if not self.is_over:
+            return f"the client's certificate {self.name}"
+        why = f", and what is there by now can't be used: {self.not_renewed}" if self.not_renewed else ""
+        return f"the client's certificate {self.name} has expired ({self.ends}{why})"
+
+
+@dataclass(frozen=True, slots=True)
 class TlsAdvice:
     """What to do about a failure, in the options of one store.
 
@@ -32,13 +67,21 @@ class TlsAdvice:
         authority: How to trust the authority of a server's certificate.
         certificate: How to show a client's certificate.
         plain: What to do about a server without TLS.
-        has_certificate: Whether the client shows a certificate already.
+        own: The certificate that the client shows; None if it shows none.
     """
 
     authority: str = "name its authority with ca=FILE"
     certificate: str = "name one, and its key, with cert=FILE and key=FILE"
     plain: str = "name the port that has TLS"
-    has_certificate: bool = False
+    own: OwnCertificate | None = None
+
+    @property
+    def renewal(self) -> str:
+        """Which certificate of the client has expired, and what to do, as the end of a message; empty if it hasn't.
+
+        By TLS 1.3, a server refuses one after the handshake, and its reason may be lost with the connection.
+        """
+        return f"; {self.own}; {_RENEW}" if self.own is not None and self.own.is_over else ""
 
 
 class _Failure(NamedTuple):
@@ -57,6 +100,15 @@ _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUES
 _PEM = "PEM lib"
 """What Python says, without a reason, of a key that OpenSSL can't read."""
 _ABOUT_CERTIFICATES = ("CERTIFICATE", "UNKNOWN_CA")
+_ENDED = (
+    ConnectionAbortedError,
+    ConnectionResetError,
+    BrokenPipeError,
+    EOFError,
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
+)
+_RENEW = "renew it: tenure reads it again for each new connection"
 
 
 def tls_error(error: BaseException, server: str, advice: TlsAdvice, *, worked: bool) -> TenureError | None:
@@ -72,9 +124,11 @@ def tls_error(error: BaseException, server: str, advice: TlsAdvice, *, worked: b
     told = [one for one in chain if isinstance(one, (ssl.SSLError, NoTls))]
     # aiohttp has classes of the same kind, without what OpenSSL says: that is in what they were made of.
     found = next((one for one in told if isinstance(one, NoTls) or hasattr(one, "library")), None)
+    server = next((f"{one.host}:{one.port}" for one in chain if hasattr(one, "host") and hasattr(one, "port")), server)
+    if advice.renewal and any(isinstance(one, _ENDED) for one in chain):
+        return Unavailable(f"{server} closed the connection{advice.renewal}")
     if found is None:
         return None
-    server = next((f"{one.host}:{one.port}" for one in chain if hasattr(one, "host") and hasattr(one, "port")), server)
     if isinstance(found, ssl.SSLError) and ((found.library or "SSL") != "SSL" or _PEM in str(found)):
         # Of a file, before connecting.
         return lasting(unusable_files(server, found), worked=worked)
@@ -121,7 +175,7 @@ def _keep_certificate(of: Any, error: Any) -> None:
 def unusable_files(server: str, error: Exception) -> str:
     """Return that the files for TLS with *server* can't be used, because of this *error*."""
     return (
-        f"the files for TLS with {server} can't be used: {_text_of(error)}; check those of the authority, the "
+        f"the files for TLS with {server} can't be used: {text_of(error)}; check those of the authority, the "
         "certificate and the key"
     )
 
@@ -156,7 +210,7 @@ def _failure(error: BaseException, advice: TlsAdvice, *, worked: bool) -> _Failu
             return _refused(error, advice)
     if worked:  # then it may be about a connection that was open
         return None
-    return _Failure(_text_of(error), "compare the versions and ciphers of TLS on both sides")
+    return _Failure(text_of(error), "compare the versions and ciphers of TLS on both sides")
 
 
 def _unverified(error: ssl.SSLCertVerificationError, advice: TlsAdvice) -> _Failure:
@@ -223,10 +277,12 @@ def _enclosed(*parts: str) -> str:
 
 
 def _refused(error: ssl.SSLError, advice: TlsAdvice) -> _Failure:
-    reason, said = error.reason or "", _text_of(error)
+    reason, said = error.reason or "", text_of(error)
     if not any(part in reason for part in (*_ABOUT_CERTIFICATES, "HANDSHAKE_FAILURE")):
         return _Failure(f"the server refuses it ({said})", "see the log of the server")
-    if advice.has_certificate:
+    if advice.own is not None and advice.own.is_over:
+        return _Failure(f"{advice.own}, and the server refuses it ({said})", _RENEW)
+    if advice.own is not None:
         return _Failure(f"the server refuses the client's certificate ({said})", "show one of an authority it trusts")
     if "HANDSHAKE_FAILURE" in reason:  # as by TLS 1.2; it may be about ciphers, too
         required = "perhaps it requires a client's certificate"
@@ -234,9 +290,9 @@ def _refused(error: ssl.SSLError, advice: TlsAdvice) -> _Failure:
     return _Failure(f"the server requires a client's certificate ({said})", advice.certificate)
 
 
-def _text_of(error: BaseException) -> str:
-    """Return the reason of OpenSSL in small letters; or the text, if it gives none."""
+def text_of(error: BaseException) -> str:
+    """Return the reason of OpenSSL in small letters; or the text, if it gives none, without a path."""
     if _PEM in str(error):
         return "the key is damaged, or has a password that is missing or wrong"
     reason = getattr(error, "reason", None)
-    return str(reason).replace("_", " ").lower() if reason else str(error)
+    return str(reason).replace("_", " ").lower() if reason else getattr(error, "strerror", None) or str(error)

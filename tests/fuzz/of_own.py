@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, astuple
@@ -32,6 +33,7 @@ from tenure._schedule.schedules import status_of
 from tenure._schedule.slots import first_after, id_of, newest, slots_of
 from tenure._supervisor.machine import Settings, Tick
 from tenure._telemetry.families import FAMILIES, Histogram, Snapshot, combined, lasting, packed, unpacked
+from tenure._tls_context import own_certificate
 from tenure.errors import ConfigError, Unavailable
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.using import (
@@ -49,6 +51,20 @@ from tests.fuzz.using import (
     use_notes,
     use_text,
 )
+
+# --- certificates ---
+
+
+def _der(tag: int, *content: bytes) -> bytes:
+    joined = b"".join(content)
+    size = bytes([len(joined)]) if len(joined) < 0x80 else bytes([0x81, len(joined)])
+    return bytes([tag]) + size + joined
+
+
+_VALIDITY = _der(0x30, _der(0x17, b"260101000000Z"), _der(0x18, b"20560101000000Z"))
+_FIELDS = [_der(0xA0, _der(2, b"\2")), _der(2, b"\7" * 20), _der(0x30, b"\6" * 10), _der(0x30, b"\1" * 90), _VALIDITY]
+CERTIFICATE = ssl.DER_cert_to_PEM_cert(_der(0x30, _der(0x30, *_FIELDS))).encode()
+"""A certificate up to its dates; what comes behind them is not read."""
 
 # --- notes ---
 
@@ -252,6 +268,7 @@ def read_body(given: Any) -> None:
 
 
 DECODERS = [
+    Decoder("certificate", [CERTIFICATE], lambda pem: str(own_certificate("client.pem", as_bytes(pem)))),
     Decoder("queue.notes", [NOTES], read_notes, share=0.7),
     Decoder("queue.headers", [HEADERS], read_their_headers, (Unreadable,)),
     Decoder("queue.settings", [SETTINGS], read_their_settings, (Unreadable,)),

@@ -275,9 +275,7 @@ def of_azure(code: str, status: int = 403) -> Translated:
 def of_etcd(text: str, code: int, login: str = "u:p@") -> Translated:
     address = etcd.address_of(Url.parse(f"etcd://{login}a"))
     error = etcd_errors.Refused(400, text, code)
-    return lambda worked: etcd_errors.translate(
-        error, address, prefix="a/", has_certificate=False, worked=worked, permitted=worked
-    )
+    return lambda worked: etcd_errors.translate(error, address, prefix="a/", own=None, worked=worked, permitted=worked)
 
 
 def of_kubernetes(status: int) -> Translated:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
+from dataclasses import replace
 
 import pytest
 
 from tenure._connect_failures import LASTING, Kind, NotConnectedInTime, Target, kind_of, user_unknown
+from tenure._tls_failures import OwnCertificate, TlsAdvice
 from tenure.errors import ConfigError, Unavailable
 
 TARGET = Target("redis://a:1/0", "a:1", software="Redis")
@@ -123,6 +126,26 @@ def test_an_answer_that_does_not_come() -> None:
     assert str(target.closed("end", "; use TLS")) == (
         "redis://a closed the connection: end; the request may have been executed; use TLS"
     )
+
+
+def test_a_connection_that_ends_is_told_with_the_clients_certificate_if_that_has_expired() -> None:
+    advice = TlsAdvice(own=OwnCertificate("client.pem", 1_700_000_000.0))
+    expired = (
+        "; the client's certificate client.pem has expired (2023-11-14 22:13 UTC); renew it: tenure reads it again for "
+        "each new connection"
+    )
+    target = Target("redis://a", "a:1", tls=advice)
+    assert str(target.closed("end", "; use TLS")) == (
+        f"redis://a closed the connection: end; the request may have been executed{expired}"
+    )
+    for error in (ConnectionResetError(), BrokenPipeError(), ssl.SSLEOFError()):
+        found = target.failure(error)
+        assert isinstance(found, Unavailable)
+        assert str(found) == f"a:1 closed the connection{expired}"
+    assert "expired" not in str(target.failure(ConnectionRefusedError(errno.ECONNREFUSED, "")))
+    later = replace(target, tls=TlsAdvice(own=OwnCertificate("client.pem", 32_503_680_000.0)))
+    assert later.failure(ConnectionResetError()) is None
+    assert str(later.closed("end", "; use TLS")).endswith("; use TLS")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no passwd")

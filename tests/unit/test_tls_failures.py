@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ssl
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tenure._tls_failures import NoTls, TlsAdvice, tls_error
+from tenure._tls_failures import NoTls, OwnCertificate, TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 ADVICE = TlsAdvice()
-SHOWS = TlsAdvice(has_certificate=True)
+SHOWS = TlsAdvice(own=OwnCertificate("client.pem"))
 
 
 def failure(reason: str, library: str = "SSL", kind: type[ssl.SSLError] = ssl.SSLError) -> ssl.SSLError:
@@ -130,3 +131,18 @@ def test_the_certificate_is_told(code: int, chain: list[Any], says: str) -> None
     error: Any = untrusted(code)
     error.certificates = chain
     assert str(told(error)).startswith(f"the TLS handshake with a:1 failed: the server's certificate {says}")
+
+
+def test_a_certificate_that_has_expired_is_told_with_its_name_and_date() -> None:
+    ended = OwnCertificate("client.pem", 1_700_000_000.0)
+    found = told(failure("SSLV3_ALERT_CERTIFICATE_EXPIRED"), TlsAdvice(own=ended))
+    assert str(found) == (
+        "the TLS handshake with a:1 failed: the client's certificate client.pem has expired (2023-11-14 22:13 UTC), "
+        "and the server refuses it (sslv3 alert certificate expired); renew it: tenure reads it again for each new "
+        "connection"
+    )
+    kept = replace(ended, not_renewed="key values mismatch")
+    found = told(failure("TLSV1_ALERT_UNKNOWN_CA"), TlsAdvice(own=kept), worked=True)
+    assert isinstance(found, Unavailable)
+    assert "(2023-11-14 22:13 UTC, and what is there by now can't be used: key values mismatch), and the" in str(found)
+    assert not replace(ended, ends_at=None).is_over

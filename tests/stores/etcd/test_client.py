@@ -247,7 +247,7 @@ WRONG = [
 
 def translated(error: Exception, *, has_user: bool, worked: bool) -> TenureError:
     address = address_of(Url.parse("etcd://app:s3cret@a/" if has_user else "etcd://a/"))
-    return translate(error, address, prefix="tenure/", has_certificate=False, worked=worked, permitted=worked)
+    return translate(error, address, prefix="tenure/", own=None, worked=worked, permitted=worked)
 
 
 @pytest.mark.parametrize(("error", "has_user", "kind", "words"), WRONG, ids=lambda each: str(each)[:40])

@@ -714,8 +714,9 @@ async def test_a_certificate_that_is_none_is_named(server: Kubernetes, tmp_path:
 async def test_strict_checks_of_newer_pythons_are_off() -> None:
     """Certificates of many clusters lack what they require."""
     access = credentials.Access("here", "https://127.0.0.1:1")
-    context = credentials.context_of(access, credentials.Login())
-    assert context is not None
+    tls = credentials.tls_of(access, credentials.Login())
+    assert tls is not None
+    context = tls.latest()
     assert not context.verify_flags & ssl.VERIFY_X509_STRICT
     assert context.check_hostname
 

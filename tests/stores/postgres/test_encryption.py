@@ -103,10 +103,11 @@ def test_an_authority_beside_a_mode_that_trusts_anybody_is_refused(
 def test_a_certificate_of_the_client_means_tls(tmp_path: Path, ca: str) -> None:
     for name in ("sslcert", "sslkey"):
         found = decided(f"postgresql://h/d?{name}={ca}", tmp_path)
-        assert (found.mode, found.authority, found.has_certificate) == ("require", None, True)
-    assert decided("postgresql://h/d", tmp_path, PGSSLCERT=ca) == Encryption("require", None, has_certificate=True)
+        shown = ca if name == "sslcert" else str(tmp_path / ".postgresql" / "postgresql.crt")
+        assert (found.mode, found.authority, found.certificate) == ("require", None, shown)
+    assert decided("postgresql://h/d", tmp_path, PGSSLCERT=ca) == Encryption("require", None, certificate=ca)
     both = decided(f"postgresql://h/d?sslcert={ca}&sslrootcert={ca}", tmp_path)
-    assert both == Encryption("verify-full", ca, has_certificate=True)
+    assert both == Encryption("verify-full", ca, certificate=ca)
     with pytest.raises(ConfigError, match="is for TLS, which the option sslmode=disable excludes"):
         decided(f"postgresql://h/d?sslmode=disable&sslcert={ca}", tmp_path)
 

@@ -6,7 +6,7 @@ elections. It has no queues of messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tenure._backends.etcd.address import Options, address_of
 from tenure._backends.etcd.client import CONNECTIONS_MAX, Client
@@ -41,6 +41,11 @@ class EtcdBackend:
         self.warnings: Sequence[Fact] = client.warnings
         self.connections_max: int = len(client.members) * CONNECTIONS_MAX + 1  # that one has the watches
         self.leases: EtcdLeases = EtcdLeases(client, clock)
+
+    def report_to(self, report: Callable[[Fact], None]) -> None:
+        """Report certificates that were replaced by what can't be used."""
+        if (tls := self._client.tls) is not None:
+            tls.report_to(report)
 
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the members of the cluster."""

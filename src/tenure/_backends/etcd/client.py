@@ -33,7 +33,7 @@ from tenure._runtime.closing import close_together
 from tenure._runtime.retired import Retired
 from tenure._runtime.tasks import Tasks
 from tenure._secret import Secret, hide, revealed
-from tenure._tls_context import tls_context
+from tenure._tls_context import ReloadingContext, shown_by, tls_context
 from tenure.errors import ConfigError, TenureError
 
 TRUSTED_FOR = 5.0
@@ -212,8 +212,8 @@ class Client:
         self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address: Address = address
         self.options: Options = options
-        tls = _tls_of(address, options) if address.is_tls else None
-        self.members: tuple[Member, ...] = tuple(Member(url, tls) for url in address.members)
+        self.tls: ReloadingContext | None = _tls_of(address, options) if address.is_tls else None
+        self.members: tuple[Member, ...] = tuple(Member(url, self.tls) for url in address.members)
         self._token: str | None = None
         """Of the present login; empty if the servers have no users, None if the login is still to be made."""
         self._quotable: Secret | None = None
@@ -389,7 +389,7 @@ class Client:
         return translate(
             error,
             self.address,
-            has_certificate=self.options.cert is not None,
+            own=shown_by(self.tls),
             prefix=self.options.prefix,
             worked=self._worked,
             permitted=self._permitted,
@@ -412,7 +412,7 @@ class Client:
                 await close_together(*(member.close for member in self.members))
 
 
-def _tls_of(address: Address, options: Options) -> ssl.SSLContext:
+def _tls_of(address: Address, options: Options) -> ReloadingContext:
     return tls_context(
         address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=options.check_hostname
     )

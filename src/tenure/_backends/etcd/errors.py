@@ -9,7 +9,7 @@ import aiohttp
 from tenure._backends.etcd.address import Address
 from tenure._connect_failures import Target
 from tenure._redaction import redacted, redacting
-from tenure._tls_failures import TlsAdvice
+from tenure._tls_failures import OwnCertificate, TlsAdvice
 from tenure.errors import TenureError, Unavailable
 
 # Codes of gRPC
@@ -108,7 +108,7 @@ class NoTimeLeft(Exception):
 
 @redacting
 def translate(
-    error: Exception, address: Address, *, prefix: str, has_certificate: bool, worked: bool, permitted: bool
+    error: Exception, address: Address, *, prefix: str, own: OwnCertificate | None, worked: bool, permitted: bool
 ) -> TenureError:
     """Turn a refusal of etcd at *address*, or a failure of the connection, into one of our errors.
 
@@ -120,7 +120,7 @@ def translate(
         str(address).partition("://")[2],
         worked=worked,
         software="etcd",
-        tls=TlsAdvice(plain="if these servers don't use TLS, write etcd://", has_certificate=has_certificate),
+        tls=TlsAdvice(plain="if these servers don't use TLS, write etcd://", own=own),
     )
     match error:
         case Refused():

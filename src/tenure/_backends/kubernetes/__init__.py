@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tenure._backends.kubernetes.address import Options, address_of
 from tenure._backends.kubernetes.client import Client
@@ -38,6 +38,10 @@ class KubernetesBackend:
         self._watches = Watches(client, observations)
         self._renewals = Renewals(client, observations)
         self.leases: KubernetesLeases = KubernetesLeases(client, observations, self._watches, self._renewals)
+
+    def report_to(self, report: Callable[[Fact], None]) -> None:
+        """Report certificates that were replaced by what can't be used."""
+        self._client.report = report
 
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the API server, this user's rights, and the namespace."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -85,7 +86,7 @@ def address_of(
             f"{str(url)!r} names no namespace: it must be 1 to 63 small letters, digits and '-'; write "
             "kubernetes://NAMESPACE?server=https://HOST:PORT if you mean a server"
         )
-    access = require_verified(_access(options, env, account))
+    access = replace(require_verified(_access(options, env, account)), again=partial(_access, options, env, account))
     namespace = url.hosts or access.namespace
     if not namespace and options.server is not None:
         raise ConfigError(f"{str(url)!r} names no namespace; add one to the URL: kubernetes://NAMESPACE?server=…")
@@ -124,6 +125,7 @@ def _named_server(server: str, options: Options, env: Mapping[str, str]) -> Acce
         server=server.rstrip("/"),
         ca=read_file(Path(options.ca), "the option ca") if options.ca else None,
         ca_file=Path(options.ca) if options.ca else None,
+        files=(Path(options.ca),) if options.ca else (),
         credential=credential,
     )
 
@@ -137,6 +139,7 @@ def _service_account(env: Mapping[str, str], account: Path) -> Access:
         server=f"https://{host}:{port}",
         ca=read_file(account / "ca.crt", "this pod's service account"),
         ca_file=account / "ca.crt",
+        files=(account / "ca.crt",),
         credential=TokenFile(account / "token"),
         namespace=read_file(namespace, "its namespace").strip() if exists(namespace) else "",
     )

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Set
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Set
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from tenure._backends.kubernetes.address import Address, Options
-from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login, context_of, with_new_authority
+from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login, tls_of
 from tenure._backends.kubernetes.records import Json
 from tenure._connect_failures import Target
 from tenure._foreign import Unreadable, digits, read_object, read_or
@@ -28,7 +29,8 @@ from tenure._runtime.on_loop import on_loop
 from tenure._runtime.retired import Retired
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret, revealed
-from tenure._tls_failures import TlsAdvice
+from tenure._tls_context import ReloadingContext, shown_by
+from tenure._tls_failures import OwnCertificate, TlsAdvice
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -92,9 +94,12 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
     # A login that is refused concerns all verbs, a right or a namespace the one that was asked for.
     is_about_all = not isinstance(problem, Answer) or problem.status == 401
     worked = bool(where.worked) if is_about_all else (request.verb, request.name) in where.worked
-    target = Target(where, where.place, worked=worked, software="the API server", tls=_ADVICE, timeout=where.timeout)
+    tls = replace(_ADVICE, own=where.own)
+    target = Target(where, where.place, worked=worked, software="the API server", tls=tls, timeout=where.timeout)
     lasting = target.lasting
     match problem:
+        case Answer(status=401) if where.own is not None and where.own.is_over:
+            return target.login_refused(str(where.own), "renew it")
         case Answer(status=401):
             return target.login_refused("", f"renew the token or the certificate from {where.origin}")
         case Answer(status=403) if "being terminated" in problem.message:
@@ -130,6 +135,8 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
             return target.no_answer(where.within)
         case Exception() if failed := target.failure(problem):
             return failed
+        case aiohttp.ServerDisconnectedError():
+            return target.closed(redacted(str(problem)))
         case aiohttp.ClientError() | OSError() | ValueError():
             said = redacted(str(problem))
             return Unavailable(f"the request to {where} failed: {type(problem).__name__}: {said}"[:500])
@@ -157,6 +164,8 @@ class Where:
     """The option of this name."""
     awaited: str = ""
     """What a request waits for before it can be sent, if not for the server."""
+    own: OwnCertificate | None = None
+    """The certificate that the client shows, if it does."""
 
     @property
     def place(self) -> str:
@@ -171,8 +180,11 @@ class Where:
 class Session:
     """The connections of one loop."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, report: Callable[[Fact], None] | None = None) -> None:
         self._access = access
+        self._report = report
+        self._tls: ReloadingContext | None = None
+        self._first: ssl.SSLContext | None = None  # what the first of the connections was encrypted by
         self._http: aiohttp.ClientSession | None = None
         self._login = Login()
         self._shown: tuple[str | None, Secret | None] | None = None  # the certificate of the connections
@@ -185,61 +197,44 @@ class Session:
         """Send a request, and return its answer; after a refused login, once more with a new one."""
         refused: Login | None = None
         while True:
-            async with self.open(method, path, query, body, refused=refused) as (response, login):
+            async with self.open(method, path, query, body, refused=refused) as (response, login, http):
                 content = await response.read()
-                if response.status != 401 or refused is not None or self._access.credential is None:
+                if response.status != 401 or refused is not None or not self.can_log_in_again(http):
                     return _answer_of(response, content)
                 refused = login
 
     @asynccontextmanager
     async def open(
         self, method: str, path: str, query: Mapping[str, str], body: Json | None, *, refused: Login | None = None
-    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, Login]]:
-        """Send a request, and yield its response, and the login with which it was sent."""
-        with ExitStack() as use:
-            response, login = await self._sent(method, path, query, body, refused, use)
-            async with response:
-                yield response, login
-
-    async def _sent(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: Json | None,
-        refused: Login | None,
-        use: ExitStack,
-    ) -> tuple[aiohttp.ClientResponse, Login]:
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, Login, aiohttp.ClientSession]]:
+        """Send a request, and yield its response, and the login and the connections with which it was sent."""
         data = json.dumps(body).encode() if body is not None else None
-        while True:
-            http, login = await self._ready(refused)
-            use.enter_context(self._retired.used(http))
-            try:
-                response = await http.request(
-                    method,
-                    self._access.server + path,
-                    params=query,
-                    data=data,
-                    headers=_headers(login, has_body=body is not None),
-                    allow_redirects=False,
-                    server_hostname=self._access.server_name,
-                )
-            except aiohttp.ClientConnectorCertificateError:  # so it was not sent
-                if not await self._trusts_others_than(http):
-                    raise
-            else:
-                return response, login
+        http, login = await self._ready(refused)
+        with self._retired.used(http):
+            async with http.request(
+                method,
+                self._access.server + path,
+                params=query,
+                data=data,
+                headers=_headers(login, has_body=body is not None),
+                allow_redirects=False,
+                server_hostname=self._access.server_name,
+            ) as response:
+                yield response, login, http
 
-    async def _trusts_others_than(self, http: aiohttp.ClientSession) -> bool:
-        """Return whether new connections trust other certificates than those of *http*; read them again if needed."""
-        async with self._making:
-            if self._http is http:
-                renewed = await in_thread("tenure-tls", with_new_authority, self._access)
-                if renewed is None:
-                    return False
-                self._access = renewed
-                self.retire()
-            return True
+    def can_log_in_again(self, http: aiohttp.ClientSession) -> bool:
+        """Return whether another login, or certificate, may be accepted than the one of *http* that was refused.
+
+        A server may refuse a certificate that ends while its connection stays open.
+        """
+        if self._http is http and self._tls is not None and self._tls.latest() is not self._first:
+            self.retire()
+        return self._access.credential is not None or self._http is not http
+
+    @property
+    def own(self) -> OwnCertificate | None:
+        """The certificate that it shows, if it does."""
+        return shown_by(self._tls)
 
     def retire(self) -> None:
         """Send no new request over the present connections: one is silent, and the others may be, too."""
@@ -263,10 +258,14 @@ class Session:
             if self._http is not None and self._shown != shown:
                 self.retire()
             if self._http is None:
-                context = await in_thread("tenure-tls", context_of, self._access, login)
+                if self._shown != shown:
+                    self._tls = await in_thread("tenure-tls", tls_of, self._access, login)
+                    if self._tls is not None and self._report is not None:
+                        self._tls.report_to(self._report)
                 if self._closed:
                     raise Unavailable("the backend was closed while it connected; connect again")
-                connector = aiohttp.TCPConnector(limit=0, ssl=context if context is not None else True)
+                self._first = self._tls.latest() if self._tls is not None else None
+                connector = aiohttp.TCPConnector(limit=0, ssl=self._tls if self._tls is not None else True)
                 self._http = aiohttp.ClientSession(
                     connector=connector,
                     timeout=aiohttp.ClientTimeout(total=None),
@@ -307,6 +306,8 @@ class Client:
         self.address: Address = address
         self.options: Options = options
         self.warnings: tuple[Fact, ...] = address.access.warnings
+        self.report: Callable[[Fact], None] | None = None
+        """Is called with what is found while it is used."""
         self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
         self._worked: set[tuple[str, str]] = set()
         self._closed = False
@@ -380,7 +381,7 @@ class Client:
             while True:
                 async with (
                     asyncio.timeout(self.options.timeout) as limit,
-                    session.open("GET", path, query, None, refused=refused) as (response, login),
+                    session.open("GET", path, query, None, refused=refused) as (response, login, http),
                 ):
                     if response.status == 200:
                         limit.reschedule(asyncio.get_running_loop().time() + lasts + self.options.timeout)
@@ -391,7 +392,7 @@ class Client:
                         await asyncio.sleep(max(PAUSE_MIN, answer.pause))  # the caller will ask again at once
                     if answer.status == 403:  # even if other verbs work
                         raise ConfigError(str(self.refusal(answer, request)))
-                    if answer.status != 401 or refused is not None or self.address.access.credential is None:
+                    if answer.status != 401 or refused is not None or not session.can_log_in_again(http):
                         raise self.refusal(answer, request)
                     refused = login
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -419,14 +420,15 @@ class Client:
         if session is None:
             for old in [one for one in self._sessions if one.is_closed()]:
                 del self._sessions[old]
-            session = self._sessions[loop] = Session(self.address.access)
+            session = self._sessions[loop] = Session(self.address.access, self.report)
         return session
 
     def _where(self, within: float | None = None) -> Where:
         access, within = self.address.access, within or self.options.timeout
         awaited = access.credential.awaited if isinstance(access.credential, CommandLogin) else ""
-        timeout = self.options.timeout
-        return Where(access.server, access.origin, self.address.namespace, within, self._worked, timeout, awaited)
+        session, timeout = self._sessions.get(asyncio.get_running_loop()), self.options.timeout
+        own = session.own if session is not None else None
+        return Where(access.server, access.origin, self.address.namespace, within, self._worked, timeout, awaited, own)
 
 
 async def _lines_of(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:

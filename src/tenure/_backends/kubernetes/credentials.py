@@ -13,7 +13,7 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -27,7 +27,7 @@ from tenure._opened import Fact
 from tenure._option_files import read_file as bytes_of
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret
-from tenure._tls_context import no_password
+from tenure._tls_context import ReloadingContext, Settings, no_password, own_certificate
 from tenure._tls_failures import keep_certificates, lasting
 from tenure.errors import ConfigError, Unavailable
 
@@ -60,7 +60,10 @@ class Credential(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach an API server, and as whom. *origin* names its source, for messages."""
+    """How to reach an API server, and as whom. *origin* names its source, for messages.
+
+    Its authority and its certificates are replaced while their readers run: see :func:`tls_of`.
+    """
 
     origin: str
     server: str
@@ -68,6 +71,10 @@ class Access:
     """The certificates to trust, as PEM; None: those of the system."""
     ca_file: Path | None = None
     """The file that they are from, if any."""
+    files: tuple[Path, ...] = ()
+    """All files that have these certificates, or the client's with its key."""
+    again: Callable[[], Access] | None = field(default=None, repr=False, compare=False)
+    """Reads them again; raises ``ConfigError``."""
     credential: Credential | None = None
     certificate: Login | None = field(default=None, repr=False)
     """A client certificate."""
@@ -135,29 +142,28 @@ def read_file(path: Path, origin: str) -> str:
         raise ConfigError(f"{origin} names {path}, which can't be read: {why}") from error
 
 
-def with_new_authority(access: Access) -> Access | None:
-    """Return *access* with the certificates that its file has by now; None if it has no others that can be used.
-
-    A cluster replaces them while its clients run. It reads files, so call it in a thread.
-    """
-    if access.ca_file is None:
-        return None
-    with suppress(ConfigError):  # the file may be being replaced just now
-        renewed = replace(access, ca=read_file(access.ca_file, access.origin))
-        if renewed.ca != access.ca:
-            context_of(renewed, Login())
-            return renewed
-    return None
-
-
-def context_of(access: Access, login: Login) -> ssl.SSLContext | None:
+def tls_of(access: Access, login: Login) -> ReloadingContext | None:
     """Return the TLS settings for *access*; None for a server without TLS. It reads files, so call it in a thread.
+
+    A kubeconfig is read again if it has changed, but for its server, and what else it says of that.
 
     Raises:
         ConfigError: A certificate or key can't be used.
     """
     if not access.is_encrypted:
         return None
+
+    def read() -> Settings:
+        found = access.again() if access.again is not None else access
+        return _settings_of(require_verified(replace(access, ca=found.ca, certificate=found.certificate)), login)
+
+    try:
+        return ReloadingContext(ssl.Purpose.SERVER_AUTH, access.files, read)
+    except OSError as error:
+        raise ConfigError(f"a file of {access.origin} can't be read: {error.strerror}") from error
+
+
+def _settings_of(access: Access, login: Login) -> Settings:
     try:
         if access.ca is not None and not access.ca.strip():  # then Python would trust the authorities of this machine
             raise ValueError("it is empty")
@@ -172,9 +178,10 @@ def context_of(access: Access, login: Login) -> ssl.SSLContext | None:
         # Python 3.13 sets it, and would refuse the authorities of many clusters, which lack a key identifier.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     shown = next((one for one in (login, access.certificate) if one and one.certificate), None)
-    if shown is not None:
-        _load_certificate(context, shown, access.origin)
-    return context
+    if shown is None or shown.certificate is None:
+        return Settings(context, None)
+    _load_certificate(context, shown, access.origin)
+    return Settings(context, own_certificate(f"of {access.origin}", shown.certificate.encode()))
 
 
 def _load_certificate(context: ssl.SSLContext, login: Login, origin: str) -> None:

@@ -148,6 +148,7 @@ def access_of(config: Kubeconfig, wanted: str | None) -> Access:
         ca_file=None if cluster.fields.get("certificate-authority-data") else cluster.path("certificate-authority"),
         credential=_credential(user, cluster) if user else None,
         certificate=_certificate(user) if user else None,
+        files=(*config.files, *_files(cluster, "certificate-authority"), *_certificate_files(user)),
         namespace=str(context.fields.get("namespace") or "default"),
         is_insecure=cluster.fields.get("insecure-skip-tls-verify") is True,
         server_name=str(cluster.fields["tls-server-name"]) if cluster.fields.get("tls-server-name") else None,
@@ -172,6 +173,16 @@ def _warnings(user: Entry) -> tuple[Fact, ...]:
     if not user.fields.get("client-key-data") and (key := user.path("client-key")) is not None:
         found += warnings_about("client-key", key)
     return found
+
+
+def _certificate_files(user: Entry | None) -> tuple[Path, ...]:
+    return _files(user, "client-certificate", "client-key") if user else ()
+
+
+def _files(entry: Entry, *fields: str) -> tuple[Path, ...]:
+    """Return the files that *fields* name, but for those whose content the kubeconfig itself has."""
+    paths = (entry.path(field) for field in fields if not entry.fields.get(f"{field}-data"))
+    return tuple(path for path in paths if path is not None)
 
 
 def _certificate(user: Entry) -> Login | None:

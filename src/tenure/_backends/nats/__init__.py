@@ -38,6 +38,8 @@ class NatsBackend:
     def report_to(self, report: Callable[[Fact], None]) -> None:
         """Report facts that are found while it is used."""
         self.broker.report_to(report)
+        if (tls := self._client.tls) is not None:
+            tls.report_to(report)
 
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the servers."""

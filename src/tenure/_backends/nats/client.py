@@ -46,7 +46,7 @@ from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
 from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
-from tenure._tls_context import tls_context
+from tenure._tls_context import ReloadingContext, shown_by, tls_context
 from tenure.errors import TenureError, Unavailable
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Client:
         )
         self.address: Address = address
         self.options: Options = options
-        self._tls = (
+        self.tls: ReloadingContext | None = (
             tls_context(address, ca=options.ca, cert=options.cert, key=options.key) if options.wants_tls else None
         )
         self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
@@ -142,10 +142,8 @@ class Client:
         return self._translated(error, self.options.timeout)
 
     def _translated(self, error: Exception, within: float) -> TenureError:
-        shows = self.options.cert is not None
-        return translate(
-            error, self.address, within, worked=self._worked, has_certificate=shows, timeout=self.options.timeout
-        )
+        own, timeout = shown_by(self.tls), self.options.timeout
+        return translate(error, self.address, within, worked=self._worked, own=own, timeout=timeout)
 
     async def connection(self) -> Connection:
         """Return the open connection of this loop, or open one.
@@ -319,7 +317,7 @@ class Client:
         for number in range(len(servers)):
             which = (self._first + number) % len(servers)
             try:
-                connection = await Connection.open(servers[which], self.address, self.options, self._tls, within)
+                connection = await Connection.open(servers[which], self.address, self.options, self.tls, within)
             except (nats.errors.Error, HandshakeFailed, OSError) as error:
                 failure = failure or error
                 continue

@@ -10,7 +10,7 @@ from tenure._backends.nats.address import Address
 from tenure._backends.nats.login_files import BadLoginFile
 from tenure._connect_failures import Target
 from tenure._redaction import redacted, redacting
-from tenure._tls_failures import TlsAdvice
+from tenure._tls_failures import OwnCertificate, TlsAdvice
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 # Codes of JetStream's errors
@@ -106,7 +106,7 @@ def translate(
     within: float,
     *,
     worked: bool,
-    has_certificate: bool = False,
+    own: OwnCertificate | None = None,
     timeout: float | None = None,
 ) -> TenureError:
     """Turn an error of the client, of the connection or of JetStream at *address* into one of ours.
@@ -119,7 +119,7 @@ def translate(
         ",".join(address.servers),
         worked=worked,
         software="NATS",
-        tls=TlsAdvice(plain=_PLAIN, has_certificate=has_certificate),
+        tls=TlsAdvice(plain=_PLAIN, own=own),
         timeout=timeout,
     )
     lasting = target.lasting

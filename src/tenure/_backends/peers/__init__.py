@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tenure._backends.peers.address import Settings
 from tenure._backends.peers.client import Member
@@ -26,21 +26,26 @@ def open(url: Url, *, clock: Clock | None = None) -> PeersBackend:
     """
     settings = Settings.of(url)
     member = Member(settings.fleet, settings.transport, clock or SystemClock())
-    return PeersBackend(PeersLeases(member, traits=settings.traits), member, tls_of(settings), warnings_of(settings))
+    return PeersBackend(PeersLeases(member, traits=settings.traits), member, settings)
 
 
 class PeersBackend:
     """A fleet in use."""
 
-    def __init__(self, leases: PeersLeases, member: Member, tls: Fact, warnings: Sequence[Fact] = ()) -> None:
+    def __init__(self, leases: PeersLeases, member: Member, settings: Settings) -> None:
         self.leases = leases
         self.member = member
-        self.warnings = warnings
-        self._tls = tls
+        self.warnings: Sequence[Fact] = warnings_of(settings)
+        self._settings = settings
 
     async def describe(self) -> Sequence[Fact]:
         """Return the members that are alive, as seen from here, and the fleet's rules."""
-        return [*await diagnose(self.member), self._tls]
+        return [*await diagnose(self.member), tls_of(self._settings)]
+
+    def report_to(self, report: Callable[[Fact], None]) -> None:
+        """Report certificates that were replaced by what can't be used."""
+        if (tls := self._settings.to_dial) is not None:  # the other side has the same files
+            tls.report_to(report)
 
     async def close(self) -> None:
         """Leave the fleet."""

@@ -21,7 +21,7 @@ from tenure._opened import Fact
 from tenure._option_files import read_own_secret, require_readable
 from tenure._secret import HIDDEN, path_shown
 from tenure._timing import DERIVED
-from tenure._tls_context import tls_context
+from tenure._tls_context import ReloadingContext, tls_context
 from tenure._url import Url, can_be_host, is_loopback
 from tenure.errors import ConfigError, Unavailable
 
@@ -65,6 +65,10 @@ class Settings:
     key: SharedKey
     warnings: tuple[Fact, ...]
     """One for each file with a secret that other users can read."""
+    to_listen: ReloadingContext | None = None
+    """By what connections are encrypted that others have made; None for TCP in clear."""
+    to_dial: ReloadingContext | None = None
+    """By what those are encrypted that are made to others."""
 
     @classmethod
     def of(cls, url: Url) -> Settings:
@@ -89,7 +93,9 @@ class Settings:
         if options.dns and len(addresses) != 1:
             raise ConfigError(f"dns= needs one host name, whose addresses are the members; {url.hosts!r} has several")
         key, warnings = _key(options, addresses)
-        settings = cls(str(url), addresses, options, key, (*warnings, *_require_tls_files(options)))
+        warnings += _require_tls_files(options)
+        to_listen, to_dial = _tls(options, ssl.Purpose.CLIENT_AUTH), _tls(options, ssl.Purpose.SERVER_AUTH)
+        settings = cls(str(url), addresses, options, key, warnings, to_listen, to_dial)
         if options.dns:
             settings._fleet(tuple(f"{number}" for number in range(options.dns)), None)  # the rest of it must fit
         else:
@@ -98,7 +104,6 @@ class Settings:
             raise ConfigError(
                 f"listen={options.listen} is for a member, and the URL does not say which one this is; add me="
             )
-        settings._tls(ssl.Purpose.SERVER_AUTH)
         return settings
 
     @property
@@ -149,8 +154,8 @@ class Settings:
             fleet,
             SharedKey.of(self.key.key, fleet.terms),
             random.Random(),
-            server_tls=self._tls(ssl.Purpose.CLIENT_AUTH),
-            client_tls=self._tls(ssl.Purpose.SERVER_AUTH),
+            server_tls=self.to_listen,
+            client_tls=self.to_dial,
             listen=self._listen(fleet),
         )
 
@@ -194,13 +199,10 @@ class Settings:
                 return number
         raise ConfigError(f"me=auto: none of the members {', '.join(members)} has an address of this machine")
 
-    def _tls(self, purpose: ssl.Purpose) -> ssl.SSLContext | None:
-        cert, key, ca = self.options.tls_cert, self.options.tls_key, self.options.tls_ca
-        if not cert:
-            return None
-        context = tls_context("the fleet", ca=ca, cert=cert, key=key or None, purpose=purpose)
-        context.verify_mode = ssl.CERT_REQUIRED  # both sides show a certificate
-        return context
+
+def _tls(options: Options, purpose: ssl.Purpose) -> ReloadingContext | None:
+    cert, key, ca = options.tls_cert, options.tls_key, options.tls_ca
+    return tls_context("the fleet", ca=ca, cert=cert, key=key or None, purpose=purpose) if cert else None
 
 
 def _require_tls_files(options: Options) -> tuple[Fact, ...]:

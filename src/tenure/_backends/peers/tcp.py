@@ -23,6 +23,7 @@ import struct
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 from tenure._backends.peers.fleet import Fleet
@@ -43,6 +44,7 @@ from tenure._backends.peers.wire import Malformed, Message, decode, encode
 from tenure._connect_failures import Target
 from tenure._jitter import Rng, later
 from tenure._runtime.tasks import Tasks
+from tenure._tls_context import ReloadingContext, shown_by
 from tenure._tls_failures import TlsAdvice
 from tenure.errors import Unavailable
 
@@ -72,7 +74,6 @@ _TLS_ADVICE = TlsAdvice(
     authority="name the authority of all members with tls_ca=FILE",
     certificate="give it tls_cert and tls_key",
     plain="give all members tls_cert, tls_key and tls_ca, or none",
-    has_certificate=True,
 )
 
 
@@ -126,7 +127,7 @@ class TcpTransport:
         rng: Rng,
         *,
         server_tls: ssl.SSLContext | None = None,
-        client_tls: ssl.SSLContext | None = None,
+        client_tls: ReloadingContext | None = None,
         listen: str | None = None,
         listener: socket.socket | None = None,
     ) -> None:
@@ -271,8 +272,8 @@ class TcpTransport:
             try:
                 await self._dial(to)
             except (OSError, EOFError, Broken, TimeoutError) as error:  # it is dead, not started yet, or cut off
-                member = self._fleet.members[to]
-                failed = Target(member, member, software="that member", tls=_TLS_ADVICE).failure(error)
+                member, advice = self._fleet.members[to], replace(_TLS_ADVICE, own=shown_by(self._client_tls))
+                failed = Target(member, member, software="that member", tls=advice).failure(error)
                 if failed is not None:
                     self.counts.unreached[to] = failed
             if asyncio.get_running_loop().time() - begun > GREET_WITHIN:

@@ -32,6 +32,7 @@ from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_together
 from tenure._runtime.on_loop import on_loop
 from tenure._secret import Secret, hide
+from tenure._tls_context import own_certificate_in
 from tenure._tls_failures import NoTls, TlsAdvice
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -128,6 +129,8 @@ def translate(
             )
         case asyncpg.DataError():  # its text may quote the value, which may be secret
             return ConfigError(f"{url} can't store a value: {type(error).__name__} (SQLSTATE {code})")
+        case asyncpg.ConnectionDoesNotExistError():
+            return target.closed(said)
         case asyncpg.PostgresError():
             return Unavailable(f"{url} failed: {said} (SQLSTATE {code or 'unknown'})")
         case _ if isinstance(error, _OF_CONNECTIONS):
@@ -141,7 +144,7 @@ def _target(url: Url, options: Options, encryption: Encryption, *, worked: bool)
         authority=f"{bound}name its authority with sslrootcert=FILE",
         certificate="name one, and its key, with sslcert=FILE and sslkey=FILE",
         plain=f"turn TLS on there; or, if clear text is meant, write sslmode=disable (now {encryption.mode})",
-        has_certificate=encryption.has_certificate,
+        own=own_certificate_in(encryption.certificate) if encryption.certificate else None,
     )
     return Target(url, servers_of(url, options), worked=worked, tls=tls, timeout=options.timeout)
 
@@ -279,11 +282,14 @@ class Client:
         except (ClientConfigurationError, ValueError) as error:
             if isinstance(error, OSError):  # a certificate that isn't trusted
                 raise
-            if failed := _target(self.url, options, self.encryption, worked=self._worked).failure(error):
+            target = _target(self.url, options, self.encryption, worked=self._worked)
+            if failed := target.failure(error):
                 raise failed from error
             # The driver may quote the URL with its password, so its text is not passed on.
             kind = type(error).__name__
-            raise ConfigError(f"{self.url} is not an address that the driver can read ({kind}); check it") from None
+            found = f"{self.url} is not an address that the driver can read ({kind})"
+            # If it worked before, it is about a file for TLS that is being replaced.
+            raise target.lasting(f"{found}; check it, and the files that it names") from None
         connection.get_settings().register_data_types([_array(*one) for one in _ARRAYS.items()])
         return connection
 

@@ -56,8 +56,8 @@ class Encryption:
     mode: str | None
     authority: str | None
     """The file with the certificates to trust; None if nothing is verified."""
-    has_certificate: bool = False
-    """Whether the client shows a certificate that the options name."""
+    certificate: str | None = None
+    """The file of the certificate that the client shows, if the options name it or its key."""
     binds: bool = False
     """Whether ``channel_binding=require`` was given, for which the server is verified in full."""
     warnings: tuple[Fact, ...] = ()
@@ -93,13 +93,12 @@ def encryption_of(
     warnings = require_readable(url, **files)
     if {"password", "sslpassword"} & service.keys():
         warnings += warnings_about("service", file)
-    has_certificate = "sslcert" in given or "sslkey" in given
+    shown = given["sslcert"].text if "sslcert" in given else str(home / ".postgresql" / "postgresql.crt")
+    certificate = shown if "sslcert" in given or "sslkey" in given else None
     binds = "channel_binding" in given and given["channel_binding"].text == "require"
     _require_agreement(url, given)
     mode, root = given.get("sslmode"), given.get("sslrootcert")
-    chosen = (
-        mode.text if mode else "verify-full" if root or "sslcrl" in given else "require" if has_certificate else None
-    )
+    chosen = mode.text if mode else "verify-full" if root or "sslcrl" in given else "require" if certificate else None
     if binds:
         chosen = "verify-full"
         hosts = unquote(url.hosts) or options.host or service.get("host") or env.get("PGHOST") or "/"
@@ -114,7 +113,7 @@ def encryption_of(
             raise ConfigError(
                 f"{direct.where}=direct of {url} is for TLS alone; write sslmode=verify-full, too, or leave it out"
             )
-        return Encryption(chosen, None, has_certificate, warnings=warnings)
+        return Encryption(chosen, None, certificate, warnings=warnings)
     authority = root.text if root else _usual(url, home)
     if authority is None and binds:
         authority = SYSTEM
@@ -127,7 +126,7 @@ def encryption_of(
         )
     if chosen == "require" and authority is not None:
         chosen = "verify-ca"  # as libpq documents it
-    return Encryption(chosen, authority, has_certificate, binds, warnings)
+    return Encryption(chosen, authority, certificate, binds, warnings)
 
 
 def _require_agreement(url: Url, given: Mapping[str, _Given]) -> None:

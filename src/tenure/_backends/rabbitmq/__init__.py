@@ -5,7 +5,7 @@ There are no elections on it: it has nothing that a lease could be kept in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tenure._backends.rabbitmq.address import Options, address_of
 from tenure._backends.rabbitmq.client import Client
@@ -39,6 +39,11 @@ class RabbitBackend:
         self._client = client
         self.warnings: Sequence[Fact] = client.warnings
         self.broker: RabbitBroker = RabbitBroker(client, clock)
+
+    def report_to(self, report: Callable[[Fact], None]) -> None:
+        """Report certificates that were replaced by what can't be used."""
+        if (tls := self._client.tls) is not None:
+            tls.report_to(report)
 
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the server."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,7 +12,7 @@ from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._secret import Secret
 from tenure._set_aside import set_aside
-from tenure._tls_context import tls_context
+from tenure._tls_context import ReloadingContext, tls_context
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -147,7 +146,7 @@ def require_files(address: Address, options: Options) -> tuple[Fact, ...]:
     return require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
 
 
-def tls_of(address: Address, options: Options) -> ssl.SSLContext | None:
+def tls_of(address: Address, options: Options) -> ReloadingContext | None:
     """Return how to encrypt the connection; None if it isn't.
 
     Raises:
@@ -155,7 +154,6 @@ def tls_of(address: Address, options: Options) -> ssl.SSLContext | None:
     """
     if not address.is_tls:
         return None
-    require_files(address, options)
     return tls_context(
         address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=options.check_hostname
     )

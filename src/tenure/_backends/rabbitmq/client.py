@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from aiormq import spec
 
-from tenure._backends.rabbitmq.address import Address, Options, require_files
+from tenure._backends.rabbitmq.address import Address, Options, require_files, tls_of
 from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Published, connect
 from tenure._backends.rabbitmq.errors import (
     AmqpError,
@@ -33,7 +33,8 @@ from tenure._opened import Fact
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks, is_cancelled
-from tenure._tls_failures import TlsAdvice
+from tenure._tls_context import ReloadingContext, shown_by
+from tenure._tls_failures import OwnCertificate, TlsAdvice
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -86,7 +87,7 @@ def translate(
     within: float,
     *,
     worked: bool,
-    has_certificate: bool = False,
+    own: OwnCertificate | None = None,
     timeout: float | None = None,
 ) -> TenureError:
     """Turn an error of the connection or the server into one of ours.
@@ -95,7 +96,7 @@ def translate(
     being set up anew, and may fit soon.
     """
     said = redacted(error.text if isinstance(error, AmqpError) else str(error))
-    tls = TlsAdvice(plain="for a server without TLS, write amqp://", has_certificate=has_certificate)
+    tls = TlsAdvice(plain="for a server without TLS, write amqp://", own=own)
     target = Target(url, address.server, worked=worked, software="RabbitMQ", tls=tls, timeout=timeout)
     match error:
         case TimeoutError():
@@ -156,6 +157,7 @@ class Client:
         self.address = address
         self.options = options
         self.warnings: tuple[Fact, ...] = require_files(address, options)
+        self.tls: ReloadingContext | None = tls_of(address, options)
         self._home: asyncio.AbstractEventLoop | None = _running_loop()
         self._connections: dict[Purpose, AmqpConnection] = {}
         self._connecting: dict[Purpose, asyncio.Task[AmqpConnection]] = {}
@@ -248,11 +250,8 @@ class Client:
     def _translated(self, error: Exception, within: float) -> TenureError:
         if isinstance(error, TimeoutError) and self.waits_for:
             return Unavailable(f"{self.url} could not do it within {within:g} s (option timeout): {self.waits_for}")
-        shows = self.options.cert is not None
-        timeout = self.options.timeout
-        return translate(
-            error, self.url, self.address, within, worked=self._worked, has_certificate=shows, timeout=timeout
-        )
+        own, timeout = shown_by(self.tls), self.options.timeout
+        return translate(error, self.url, self.address, within, worked=self._worked, own=own, timeout=timeout)
 
     def note_consumer_timeout(self, seconds: float) -> None:
         """Note the server's own limit, which it tells when it closes a channel for it."""
@@ -279,7 +278,7 @@ class Client:
         try:
             # A limit of its own: the caller who began it may have given up, or wait for longer.
             async with asyncio.timeout(within):
-                connection = await connect(self.address, self.options, purpose)
+                connection = await connect(self.address, self.options, self.tls, purpose)
         except TimeoutError as error:
             raise NotConnectedInTime(within) from error
         if self._closed:

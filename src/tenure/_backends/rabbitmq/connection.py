@@ -29,7 +29,7 @@ import aiormq
 from aiormq import spec
 from aiormq.abc import DeliveredMessage
 
-from tenure._backends.rabbitmq.address import Address, Options, tls_of
+from tenure._backends.rabbitmq.address import Address, Options
 from tenure._backends.rabbitmq.errors import (
     AmqpError,
     ChannelLost,
@@ -415,11 +415,9 @@ class AmqpConnection:
 
     # --- for the client ---
 
-    async def open(self, address: Address, options: Options, purpose: str) -> None:
+    async def open(self, address: Address, tls: ssl.SSLContext | None, purpose: str) -> None:
         """Connect, and log in."""
-        self._wire = await connected(
-            address.host, address.port, tls_of(address, options), self._on_wire_lost, self._on_message
-        )
+        self._wire = await connected(address.host, address.port, tls, self._on_wire_lost, self._on_message)
         login = ":".join(quote(part or "", safe="") for part in (address.username, revealed(address.password)))
         host = f"[{address.host}]" if ":" in address.host else address.host
         url = f"amqp://{login}@{host}:{address.port}/{quote(address.vhost, safe='')}?heartbeat={self.heartbeat}"
@@ -620,7 +618,7 @@ def _close_unused(opening: asyncio.Task[AmqpChannel]) -> None:
         opening.result().begin_close()
 
 
-async def connect(address: Address, options: Options, purpose: str) -> AmqpConnection:
+async def connect(address: Address, options: Options, tls: ssl.SSLContext | None, purpose: str) -> AmqpConnection:
     """Return a connection that can be used.
 
     Raises:
@@ -628,5 +626,5 @@ async def connect(address: Address, options: Options, purpose: str) -> AmqpConne
         OSError: It can't be reached.
     """
     connection = AmqpConnection(options)
-    await connection.open(address, options, purpose)
+    await connection.open(address, tls, purpose)
     return connection

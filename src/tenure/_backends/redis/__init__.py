@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tenure._backends.redis.address import Address, Options, address_of
@@ -58,6 +58,11 @@ class RedisBackend:
         self._wake = Wake(client)
         self.leases: RedisLeases = RedisLeases(client, self._wake)
         self.broker: RedisBroker = RedisBroker(client, self._wake)
+
+    def report_to(self, report: Callable[[Fact], None]) -> None:
+        """Report certificates that were replaced by what can't be used."""
+        if (tls := self._client.tls) is not None:
+            tls.report_to(report)
 
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the server, or about each primary of a cluster."""

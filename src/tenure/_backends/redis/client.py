@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,8 +30,8 @@ from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_together
-from tenure._tls_context import tls_context
-from tenure._tls_failures import TlsAdvice
+from tenure._tls_context import ReloadingContext, shown_by, tls_context
+from tenure._tls_failures import OwnCertificate, TlsAdvice
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -48,7 +47,7 @@ def translate(
     worked: bool = False,
     permitted: bool = False,
     is_cluster: bool = False,
-    has_certificate: bool = False,
+    own: OwnCertificate | None = None,
 ) -> TenureError:
     """Turn an error of redis-py about the Redis at *place* into one of ours.
 
@@ -57,7 +56,7 @@ def translate(
     """
     text = str(error).rstrip(".")
     said = redacted(text)
-    target = target_of(error, place, worked=worked, has_certificate=has_certificate)
+    target = target_of(error, place, worked=worked, own=own)
     match error:
         case exceptions.ConnectionError() if failed := target.failure(error):
             return failed
@@ -185,14 +184,14 @@ def target_of(
     place: str,
     *,
     worked: bool,
-    has_certificate: bool,
+    own: OwnCertificate | None,
     plain: str = "for a server without TLS, write redis://",
 ) -> Target:
     """Return the server that *error* names, as the driver writes it; else the one of *place*, an address."""
     found = _SERVER.search(str(error))
     at = found[1] if found else place.partition("://")[2].partition("/")[0]
     where = "its unixsocket and unixsocketperm" if place.startswith("redis+unix:") else "host and port"
-    tls = TlsAdvice(plain=plain, has_certificate=has_certificate)
+    tls = TlsAdvice(plain=plain, own=own)
     return Target(place, at, worked=worked, place=where, tls=tls)
 
 
@@ -211,7 +210,7 @@ class Client:
         self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address = address
         self.options = options
-        self._tls: ssl.SSLContext | None = _tls_of(address, options) if address.uses_tls else None
+        self.tls: ReloadingContext | None = _tls_of(address, options) if address.uses_tls else None
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
         self.on_unanswered: Callable[[], object] | None = None
         """Called on the loop of a request that had no answer."""
@@ -228,6 +227,11 @@ class Client:
     def at(self, place: Endpoint | None) -> aioredis.Redis:
         """Return the running loop's own connections to the node that :meth:`endpoint_of` has named."""
         return self._connections().redis
+
+    @property
+    def own(self) -> OwnCertificate | None:
+        """The certificate that this client shows, if it does."""
+        return shown_by(self.tls)
 
     async def hosts(self) -> list[str]:
         """Return the hosts of the servers that this client sends to: more than the URL names, perhaps."""
@@ -247,7 +251,7 @@ class Client:
         return connections
 
     def _new_connections(self) -> LoopConnections:
-        return LoopConnections(self.address, self.options, self._tls)
+        return LoopConnections(self.address, self.options, self.tls)
 
     def require_open(self) -> None:
         """Raise ``ConfigError`` after :meth:`close`."""
@@ -262,7 +266,7 @@ class Client:
             worked=self._worked,
             permitted=self._permitted,
             is_cluster=self.is_cluster,
-            has_certificate=self.options.cert is not None,
+            own=self.own if self.address.is_tls else None,
         )
 
     async def send(self, request: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:
@@ -381,9 +385,12 @@ class Client:
         await close_together(*(partial(close_on, loop, close, within=within) for loop, close in closing.items()))
 
 
-def _tls_of(address: Address, options: Options) -> ssl.SSLContext:
-    check_hostname = options.check_hostname and options.verifies
-    context = tls_context(address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=check_hostname)
-    if not options.verifies:
-        context.verify_mode = ssl.CERT_NONE
-    return context
+def _tls_of(address: Address, options: Options) -> ReloadingContext:
+    return tls_context(
+        address,
+        ca=options.ca,
+        cert=options.cert,
+        key=options.key,
+        check_hostname=options.check_hostname,
+        verifies=options.verifies,
+    )

@@ -250,7 +250,7 @@ class ClusterClient(Client):
         if nodes is None:
             for ended in [known for known in self._nodes if known.is_closed()]:
                 del self._nodes[ended]
-            nodes = self._nodes[loop] = Nodes(self.address, self.options, self._tls)
+            nodes = self._nodes[loop] = Nodes(self.address, self.options, self.tls)
         return nodes
 
     async def _command_at(self, key: str, *words: Argument, within: float | None = None) -> Answer:

@@ -102,7 +102,7 @@ class SentinelClient(Client):
             raise ConfigError("a Redis Cluster has no sentinels; remove cluster=true, or write redis:// without them")
 
     def _new_connections(self) -> LoopConnections:
-        return LoopConnections(self.address, self.options, self._tls, self._connected)
+        return LoopConnections(self.address, self.options, self.tls, self._connected)
 
     def _connected(self, address: Address, options: Options, tls: ssl.SSLContext | None) -> aioredis.Redis:
         kind = TlsPrimaryConnection if address.is_tls else PrimaryConnection
@@ -134,7 +134,7 @@ class SentinelClient(Client):
 
         async def query(place: Endpoint) -> Endpoint:
             address = replace(service.at_sentinels, host=place[0], port=place[1])
-            sentinel = connected(address, self.options, self._tls)
+            sentinel = connected(address, self.options, self.tls)
             try:
                 answer = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service.name)  # type: ignore[no-untyped-call]
             finally:
@@ -164,7 +164,7 @@ class SentinelClient(Client):
             error,
             f"sentinel://{service}",
             worked=False,
-            has_certificate=self.options.cert is not None,
+            own=self.own if service.at_sentinels.is_tls else None,
             plain="set sentinel_tls=false if the sentinels don't use TLS",
         )
         target = replace(target, store=f"every sentinel of {service}", software="a sentinel")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tenure._backends.zookeeper.address import Options, address_of
 from tenure._backends.zookeeper.client import Client
@@ -34,6 +34,11 @@ class ZooKeeperBackend:
         self.client = client
         self.warnings: Sequence[Fact] = client.warnings
         self.leases: ZooKeeperLeases = ZooKeeperLeases(client)
+
+    def report_to(self, report: Callable[[Fact], None]) -> None:
+        """Report certificates that were replaced by what can't be used."""
+        if (tls := self.client.context) is not None:
+            tls.report_to(report)
 
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the servers and the sessions that they give."""

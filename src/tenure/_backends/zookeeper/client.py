@@ -9,7 +9,6 @@ House rules:
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
-from tenure._tls_context import tls_context
+from tenure._tls_context import ReloadingContext, tls_context
 from tenure.errors import ConfigError, Unavailable
 
 READING = 0.0
@@ -62,12 +61,9 @@ class Client:
         self.acl: list[ACL] = ACLS[options.acl or ("creator" if address.user else "open")]
         self.on_change: Callable[[Session], None] = lambda session: None
         """Is called when a session has lost its connection, has got one, has expired, or can't be used any more."""
-        self.context: ssl.SSLContext | None = _tls_of(address, options) if options.tls else None
+        self.context: ReloadingContext | None = _tls_of(address, options) if options.tls else None
         login = options.auth if address.user else ""
-        has_certificate = options.cert is not None
-        self._ensemble = Ensemble(
-            str(address), len(address.hosts), options.tick, options.tls, login, has_certificate=has_certificate
-        )
+        self._ensemble = Ensemble(str(address), len(address.hosts), options.tick, login, self.context)
         self._sessions: dict[float, Session] = {}
         self._abandoned: set[Session] = set()
         """Sessions that are over, and whose driver still asks the servers to end them."""
@@ -161,7 +157,7 @@ class Client:
         self.notifier.close()
 
 
-def _tls_of(address: Address, options: Options) -> ssl.SSLContext:
+def _tls_of(address: Address, options: Options) -> ReloadingContext:
     return tls_context(
         address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=options.check_hostname
     )

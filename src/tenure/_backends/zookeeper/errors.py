@@ -7,7 +7,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from tenure._connect_failures import NotConnectedInTime, Target
 from tenure._redaction import redacted, redacting
-from tenure._tls_failures import TlsAdvice
+from tenure._tls_failures import OwnCertificate, TlsAdvice
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 Expected = (exceptions.NoNodeError, exceptions.NodeExistsError, exceptions.BadVersionError, exceptions.NotEmptyError)
@@ -90,13 +90,13 @@ def not_connected(
     worked: bool,
     is_tls: bool,
     tried: str = "",
-    has_certificate: bool = False,
+    own: OwnCertificate | None = None,
 ) -> TenureError:
     """Return the error for a session that could not be connected *within* so many seconds; *failure* says why.
 
     *tried* is the host and port of the server that was tried last.
     """
-    advice = TlsAdvice(plain="name the port that has TLS, or remove tls=true", has_certificate=has_certificate)
+    advice = TlsAdvice(plain="name the port that has TLS, or remove tls=true", own=own)
     target = Target(place, tried, worked=worked, software="a majority of the servers", tls=advice)
     match failure:
         case TimeoutError(errno=None):
@@ -105,6 +105,7 @@ def not_connected(
             # The alert of TLS is not always read: sending may fail before that.
             by_tls = "remove tls=true if it doesn't use TLS; if it requires a client's certificate, check cert and key"
             hint = "" if worked else f"; {by_tls if is_tls else 'add tls=true if it requires TLS'}"
+            hint = advice.renewal or hint
             return Unavailable(
                 f"{place} gave no answer within {within:.3g} s: it accepted connections, and opened no session{hint}"
             )

@@ -26,6 +26,7 @@ from tenure._backends.zookeeper.requests import Send, exists
 from tenure._backends.zookeeper.touches import EVERY, EVERY_SHARE, HEARD_AFTER, RENEWED_EARLY, Touches
 from tenure._runtime.clock import Clock
 from tenure._runtime.threads import in_thread
+from tenure._tls_context import ReloadingContext, shown_by
 from tenure.errors import TenureError, Unavailable
 
 SILENCE_SHARE = 1 / 6
@@ -58,18 +59,16 @@ class Ensemble:
         place: Their addresses, for messages.
         servers: How many there are.
         tick: Their tick in seconds.
-        is_tls: Whether they are asked by TLS.
         login: How this client logs in, as in the option ``auth``; empty if it has no user.
-        has_certificate: Whether it shows one.
+        tls: What their connections are encrypted by, if they are.
         has_worked: Whether a request that needs rights was carried out before.
     """
 
     place: str
     servers: int
     tick: float
-    is_tls: bool
     login: str
-    has_certificate: bool = False
+    tls: ReloadingContext | None = None
     has_worked: bool = False
 
 
@@ -187,9 +186,9 @@ class Session:
             known.place,
             within,
             worked=known.has_worked,
-            is_tls=known.is_tls,
+            is_tls=known.tls is not None,
             tried=self._driver.tried,
-            has_certificate=known.has_certificate,
+            own=shown_by(known.tls),
         )
 
     def abandon(self) -> None:
