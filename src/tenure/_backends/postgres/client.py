@@ -265,6 +265,10 @@ class Client:
         hide(*self._quotable)
         options_for_server = {"options": options.options} if options.options else {}
         try:
+            self.encryption.require_files(self.url)
+        except ConfigError as error:  # they may be being replaced just now
+            raise self._target().lasting(str(error)) from None
+        try:
             connection = await _unless_given_up(
                 asyncpg.connect(
                     self._dsn.reveal(),
@@ -282,16 +286,17 @@ class Client:
         except (ClientConfigurationError, ValueError) as error:
             if isinstance(error, OSError):  # a certificate that isn't trusted
                 raise
-            target = _target(self.url, options, self.encryption, worked=self._worked)
+            target = self._target()
             if failed := target.failure(error):
                 raise failed from error
             # The driver may quote the URL with its password, so its text is not passed on.
             kind = type(error).__name__
-            found = f"{self.url} is not an address that the driver can read ({kind})"
-            # If it worked before, it is about a file for TLS that is being replaced.
-            raise target.lasting(f"{found}; check it, and the files that it names") from None
+            raise target.lasting(f"{self.url} is not an address that the driver can read ({kind}); check it") from None
         connection.get_settings().register_data_types([_array(*one) for one in _ARRAYS.items()])
         return connection
+
+    def _target(self) -> Target:
+        return _target(self.url, self.options, self.encryption, worked=self._worked)
 
     async def _open(self) -> Connection:
         """Open a connection for requests, on which the server cancels statements that exceed the time limit.

@@ -13,7 +13,7 @@ import configparser
 import os
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -62,6 +62,16 @@ class Encryption:
     """Whether ``channel_binding=require`` was given, for which the server is verified in full."""
     warnings: tuple[Fact, ...] = ()
     """One for each file with a key, or a password, that other users can read."""
+    files: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    """The files that options name; the driver reads them for each connection."""
+
+    def require_files(self, url: Url) -> None:
+        """Refuse files that can't be read: the driver would only report that it can't connect, or wait for a pipe.
+
+        Raises:
+            ConfigError: One can't be read.
+        """
+        require_readable(url, **self.files)
 
 
 class _Given(NamedTuple):
@@ -113,7 +123,7 @@ def encryption_of(
             raise ConfigError(
                 f"{direct.where}=direct of {url} is for TLS alone; write sslmode=verify-full, too, or leave it out"
             )
-        return Encryption(chosen, None, certificate, warnings=warnings)
+        return Encryption(chosen, None, certificate, warnings=warnings, files=files)
     authority = root.text if root else _usual(url, home)
     if authority is None and binds:
         authority = SYSTEM
@@ -126,7 +136,7 @@ def encryption_of(
         )
     if chosen == "require" and authority is not None:
         chosen = "verify-ca"  # as libpq documents it
-    return Encryption(chosen, authority, certificate, binds, warnings)
+    return Encryption(chosen, authority, certificate, binds, warnings, files)
 
 
 def _require_agreement(url: Url, given: Mapping[str, _Given]) -> None:
