@@ -295,7 +295,7 @@ async def test_a_certificate_of_the_client_that_has_expired_is_told(name: str, t
             port = proxy.port
         config = write_kubeconfigs(tmp_path, port, files)
         url = store.url.format(at=f"127.0.0.1:{port}", **files.names, **config)
-        parsed = Url.parse(f"{url}&timeout={20.0 if says_why else stretched(1.0)}")
+        parsed = Url.parse(f"{url}&timeout={20.0 if says_why else stretched(0.5)}")
         backend = load(parsed).open(parsed)
         try:
             # A reason is not always read: sending may fail before that.
