@@ -40,8 +40,9 @@ LISTEN_FIRST, LISTEN_MAX = 0.05, 5.0
 BUCKET = 0.1
 """Seconds that are counted together; a peak is that of ten of them."""
 
-REST_PEAK_MAX, BACK_PEAK_MAX = 2.5, 3.0
-"""The peaks at rest and after an outage, as multiples of the mean rate at rest, that are still in order."""
+REST_PEAK_MAX, BACK_PEAK_MAX = 2.5, 3.3
+"""The peaks at rest and after an outage, as multiples of the mean rate at rest, that are still in order. After an
+outage, a candidate looks who has the name before it asks for one that is free."""
 
 KILLED_PEAK_MAX, RESIGNED_PEAK_MAX = 0.7, 2.2
 """The peaks when a name becomes vacant, for each candidate: two hints come, of the release and of the next leader."""
