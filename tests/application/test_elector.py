@@ -12,7 +12,7 @@ from tenure._backends.memory.leases import MemoryLeases
 from tenure._election.driver import Driver
 from tenure._election.elector import Election
 from tenure._election.health import Health
-from tenure._election.store import LeaseStore, LeaseTraits
+from tenure._election.store import Hint, LeaseStore, LeaseTraits
 from tenure._election.term import Term
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.renewal_thread import RenewalThread
@@ -74,7 +74,7 @@ class FaultyStore:
     async def ask_to_resign(self, name: str) -> bool:
         return await self._call(lambda: self.inner.ask_to_resign(name))
 
-    def hints(self, name: str) -> AsyncIterator[None]:
+    def hints(self, name: str) -> AsyncIterator[Hint]:
         if self.hint_errors:
             raise self.hint_errors.pop()
         return self.inner.hints(name)

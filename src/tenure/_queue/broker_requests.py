@@ -16,6 +16,7 @@ from tenure._queue.effects import (
     Accepted,
     Answered,
     Claimed,
+    Look,
     PumpInput,
     Receive,
     ReceiveSession,
@@ -133,10 +134,10 @@ class BrokerRequests:
                 return None
             case Settle(request_id, settlements):
                 return Answered(request_id, await broker.settle(settlements))
-            case Receive(request_id, limit, is_routine):
-                return await self._receive(request_id, limit, is_routine)
-            case Accept(request_id):
-                return await self._accept(request_id, is_noted)
+            case Receive(request_id, limit, look):
+                return await self._receive(request_id, limit, look)
+            case Accept(request_id, looks_first):
+                return await self._accept(request_id, is_noted, looks_first)
             case Release(request_id, session):
                 return Answered(request_id, [await broker.release(session)])
 
@@ -155,9 +156,10 @@ class BrokerRequests:
         subscription.note_arrived(found=bool(claim.deliveries), due_in=claim.due_in)
         return _claimed(request.request_id, claim)
 
-    async def _receive(self, request_id: int, limit: int, is_routine: bool) -> Claimed:
+    async def _receive(self, request_id: int, limit: int, look: Look) -> Claimed:
         context = self._context
-        if is_routine and not await context.looks.holds(context.broker, context.name):
+        is_empty = look is not Look.NONE and not await context.looks.holds(context.broker, context.name)
+        if is_empty and look is Look.INSTEAD:
             context.purge_if_due()
             claim = _NOTHING
         else:
@@ -174,8 +176,10 @@ class BrokerRequests:
         self._context.has_answered = True
         self._context.note_claim(claim)
 
-    async def _accept(self, request_id: int, is_noted: bool) -> Accepted:
+    async def _accept(self, request_id: int, is_noted: bool, looks_first: bool) -> Accepted:
         context = self._context
+        if looks_first:
+            await context.looks.holds(context.broker, context.name)
         await context.ready()
         answer = await context.accept(None, self._lock)
         context.has_answered = True

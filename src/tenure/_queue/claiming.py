@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tenure._jitter import Rng, later, sooner
+from tenure._queue.effects import Look
 from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.pump_settings import PumpSettings
 
@@ -42,6 +43,7 @@ class ClaimTimes:
         self._empty_claims = 0  # in a row
         self._is_hinted = False  # since the last claim was sent
         self._is_quiet = False  # the last claim found nothing, and time alone brings nothing either
+        self._is_unanswered = False  # the last claim had no answer
         self._asked_at = now
         self._claim_by = now  # and not only look
 
@@ -64,14 +66,20 @@ class ClaimTimes:
                 self.next_at = min(self.next_at, now)
                 self._is_hinted = True
 
-    def asked(self, now: float) -> bool:
-        """Note that a claim is sent; return whether it is a routine one, for which a look will do."""
+    def asked(self, now: float) -> Look:
+        """Note that a claim is sent; return whether to look before it."""
         is_routine = self._is_routine(now)
         self._is_hinted = False
         self._asked_at = now
-        if not is_routine and self._settings.surveys:
+        if is_routine:
+            return Look.INSTEAD
+        if self._settings.surveys:
             self._claim_by = now + sooner(CLAIM_EVERY, self._rng, share=0.5)
-        return is_routine
+        return Look.FIRST if self._looks_first else Look.NONE
+
+    @property
+    def _looks_first(self) -> bool:
+        return self._is_unanswered and self._settings.surveys
 
     def _is_routine(self, now: float) -> bool:
         settings = self._settings
@@ -79,9 +87,9 @@ class ClaimTimes:
         return may_look and self._is_quiet and not self._is_hinted and now < self._claim_by and self.retry_at <= now
 
     def look_along(self, now: float) -> None:
-        """Claim at once if that is a routine claim, of whose wait some part is over."""
+        """Claim at once if the next claim begins with a look, and some part of the wait for it is over."""
         early = EARLY_LOOK_SHARE * (self.next_at - self._asked_at)
-        if self.next_at - early <= now < self.next_at and self._is_routine(now):
+        if self.next_at - early <= now < self.next_at and (self._looks_first or self._is_routine(now)):
             self.claim_at_once(now)
 
     def found(self) -> None:
@@ -102,6 +110,7 @@ class ClaimTimes:
 
     def answered(self, asked_at: float, is_more: bool, due_in: float | None, now: float) -> None:
         """Set when to claim next after the answer to a claim of *asked_at*: at once if there may be more."""
+        self._is_unanswered = False
         if is_more or self._is_hinted:
             self.next_at = max(now, self._not_before)
         else:
@@ -110,8 +119,9 @@ class ClaimTimes:
                 self.next_at = max(min(self.next_at, max(now, self.retry_at)), self._not_before)
 
     def unanswered(self, again_at: float) -> None:
-        """Claim again at *again_at*, or at a hint."""
+        """Claim again at *again_at*, or at a hint; look before it."""
         self.next_at = again_at
+        self._is_unanswered = True
         self._is_quiet = False  # a look may be answered where a claim is not: by a store that can only be read
 
     def hold_off(self, until: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 from tenure._lease import NoAnswer
@@ -117,14 +118,24 @@ LocksInput = Tick | Answered
 # --- what goes out -----------------------------------------------------------------------------------------------
 
 
+class Look(Enum):
+    """Whether to look at the queue before a claim; a look changes nothing there."""
+
+    NONE = "none"
+    INSTEAD = "instead"
+    """The queue was empty, and nothing has hinted at a message since: no claim follows if it still is."""
+    FIRST = "first"
+    """The claim before had no answer, and may have locked messages for nobody: so may the next one, until the broker
+    is known to answer."""
+
+
 @dataclass(slots=True)
 class Receive:
     """Claim up to *limit* messages."""
 
     request_id: int
     limit: int
-    is_routine: bool = False
-    """Whether the queue was empty, and nothing has hinted at a message since: a look whether it still is will do."""
+    look: Look = Look.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,8 @@ class Accept:
     """Lock the next free session with a message waiting. The answer is ``Accepted``."""
 
     request_id: int
+    looks_first: bool = False
+    """Whether to look before it, as ``Look.FIRST`` says."""
 
 
 @dataclass(slots=True)

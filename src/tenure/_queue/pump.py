@@ -329,8 +329,8 @@ class Pump:
             self._requests += 1
             self._claiming = self._requests
             self._claim_asked_at = now
-            is_routine = self._claim_times.asked(now)
-            effects.append(Receive(self._requests, self._claim_sizes.asked(room), is_routine))
+            look = self._claim_times.asked(now)
+            effects.append(Receive(self._requests, self._claim_sizes.asked(room), look))
 
     def _claimed(self, answer: Claimed, now: float, effects: list[PumpEffect]) -> None:
         if answer.request_id != self._claiming:

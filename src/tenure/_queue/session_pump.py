@@ -34,6 +34,7 @@ from tenure._queue.effects import (
     CancelHandler,
     Claimed,
     Emit,
+    Look,
     PumpEffect,
     PumpInput,
     ReceiveSession,
@@ -230,11 +231,11 @@ class SessionPump(Pump):
         return max(0, min(free, self._accepts_most) - len(self._accepting))
 
     def _claim(self, now: float, effects: list[PumpEffect]) -> None:
-        self._claim_times.asked(now)
+        looks_first = self._claim_times.asked(now) is Look.FIRST
         for _ in range(self._room()):
             self._requests += 1
             self._accepting[self._requests] = now
-            effects.append(Accept(self._requests))
+            effects.append(Accept(self._requests, looks_first))
 
     def _accepted(self, event: Accepted, asked_at: float, now: float, effects: list[PumpEffect]) -> None:
         self.misses = 0

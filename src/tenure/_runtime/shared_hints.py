@@ -211,9 +211,9 @@ class Source(ABC):
 
     def live(self, *, anew: bool = True) -> None:
         """Note that it reports what happens from now on; if it begins *anew*, anything may have happened before."""
-        loop = asyncio.get_running_loop()
         self.is_deaf = False
         if self._live_since is None:
+            loop = asyncio.get_running_loop()
             self._live_since = loop.time()
             if self.is_silent:
                 self._heard_again = loop.call_later(STEADY, self._end_silence)

@@ -88,7 +88,7 @@ async def granted(leases: etcd.EtcdLeases, name: str, holder: str = "ann#1", ttl
     return answer.grant
 
 
-async def heard(hints: AsyncIterator[None], change: Awaitable[object]) -> None:
+async def heard(hints: AsyncIterator[Any], change: Awaitable[object]) -> None:
     """Carry out a *change*, and wait for the hint of it; what was heard before doesn't count."""
     listening = asyncio.ensure_future(anext(hints))
     while await passes(listening):

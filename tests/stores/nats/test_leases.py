@@ -16,7 +16,7 @@ from tenure._backends.nats import leases as leases_module
 from tenure._backends.nats import observations
 from tenure._backends.nats.errors import NotPermitted
 from tenure._backends.nats.lease_records import TTL_MIN, acquired, read, renewed
-from tenure._backends.nats.leases import SERIALIZABLE, TRAITS
+from tenure._backends.nats.leases import SERIALIZABLE
 from tenure._backends.nats.names import WORD_MAX, name_by, short_word_of
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure._opened import Fact

@@ -170,7 +170,9 @@ def test_the_usual_file_that_can_not_be_read_is_named(tmp_path: Path, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", denied)  # as root, a test is denied nothing
         for mode in ("require", "verify-full"):
-            with pytest.raises(ConfigError, match=rf"{usual}, where libpq looks .* Permission denied; name its file"):
+            with pytest.raises(
+                ConfigError, match=rf"{usual}, where libpq looks .* Permission denied; let this process"
+            ):
                 decided(f"postgresql://h/d?sslmode={mode}", tmp_path)
         assert decided("postgresql://h/d", tmp_path) == Encryption(None, None)  # it isn't looked at
     usual.mkdir(parents=True)

@@ -105,7 +105,7 @@ async def _has_subscriber(server: aioredis.Redis) -> bool:
     return bool(await server.pubsub_channels())
 
 
-async def _follow(hints: AsyncIterator[None]) -> None:
+async def _follow(hints: AsyncIterator[object]) -> None:
     async for _ in hints:
         pass
 

@@ -182,8 +182,9 @@ def _usual(url: Url, home: Path) -> str | None:
         return None
     except OSError as error:
         raise ConfigError(
-            f"{file}, where libpq looks for the authority of {url}, can't be read: {error.strerror}; name its file "
-            "with sslrootcert=FILE, or write sslrootcert=system for those that this machine trusts"
+            f"{file}, where libpq looks for the authority of {url}, can't be read: {error.strerror}; let this process "
+            "read it, set HOME to a folder of its own user, or name its file with sslrootcert=FILE (system means "
+            "those that this machine trusts)"
         ) from None
     require_readable(url, sslrootcert=str(file))
     return str(file)

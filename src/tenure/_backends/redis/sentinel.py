@@ -162,7 +162,7 @@ class SentinelClient(Client):
             )
         target = target_of(
             error,
-            f"sentinel://{service}",
+            f"redis+sentinel://{service}",
             worked=False,
             own=self.own if service.at_sentinels.is_tls else None,
             plain="set sentinel_tls=false if the sentinels don't use TLS",

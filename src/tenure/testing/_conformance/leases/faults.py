@@ -23,13 +23,14 @@ from tenure.events import Renewed as Extended
 from tenure.testing import until
 from tenure.testing._conformance.harness import FaultyLeaseStore, LeaseHarness, needs_fault
 from tenure.testing._conformance.leases.hints_after_cut import HintAfterCutTests
+from tenure.testing._conformance.leases.one_way import OneWayTests
 from tenure.testing._conformance.leases.slow_answers import SlowAnswerTests
 from tenure.testing._conformance.leases.steps import claim, holder, is_refused, look, win
 
 BACK_WITHIN = 20.0  # seconds after a fault has ended
 
 
-class LeaseFaultSuite(SlowAnswerTests, HintAfterCutTests):
+class LeaseFaultSuite(SlowAnswerTests, HintAfterCutTests, OneWayTests):
     """A request without an answer is neither a yes nor a no, and can be repeated."""
 
     # --- the answer is lost, after the command was carried out ---
