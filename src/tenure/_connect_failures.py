@@ -160,7 +160,9 @@ class Target:
         where = f" at {at}" if at and at not in str(self.store) else ""
         advice = found.kind.value.format(software=self.software, place=self.place)
         text = f"{self.store} can't be reached{where}: {reason}; {advice}"
-        return self.lasting(text) if found.kind in LASTING else Unavailable(text)
+        # By TCP, a rule of the network forbids it: some do only until the server, or this machine, is set up.
+        is_by_tcp = found.kind is Kind.FORBIDDEN and bool(at) and not at.startswith("/")
+        return self.lasting(text) if found.kind in LASTING and not is_by_tcp else Unavailable(text)
 
 
 def user_unknown(store: object, advice: str) -> ConfigError:

@@ -100,7 +100,9 @@ _LOGIN_OPTIONS = frozenset({"acl", "auth", "sentinel_user", "user", "username"})
 """Options in which others write user:password."""
 
 _FILE_OPTIONS = frozenset(
-    {"ca", "cert", "creds", "key_file", "sslcert", "sslcrl", "sslkey", "sslrootcert", "tls_ca", "tls_cert", "tls_key"}
+    """
+    ca cert creds key_file kubeconfig passfile sslcert sslcrl sslkey sslrootcert tls_ca tls_cert tls_key
+    """.split()  # noqa: SIM905
 )
 """Options in which others write the secret itself, in place of the file that holds it."""
 

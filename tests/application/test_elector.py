@@ -569,6 +569,28 @@ def test_a_permanent_error_is_raised_by_run(error: Exception) -> None:
     scenario()
 
 
+def test_a_look_does_not_show_that_the_name_can_be_asked_for() -> None:
+    """The first request has no answer, so the next one is a look; that is answered also to who may only read."""
+
+    @in_virtual_time
+    async def scenario(setup: ElectionSetup) -> None:
+        store, driver = setup.connect()
+        inner, asked = store.inner, list[Exception]([ConfigError("only for reading"), Unavailable("slow")])
+
+        class ReadOnly:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(inner, name)
+
+            async def acquire(self, *_: Any) -> Any:
+                raise asked.pop()
+
+        store.inner = ReadOnly()
+        with pytest.raises(ConfigError, match="only for reading"):
+            await setup.candidate(driver).run(forever)
+
+    scenario()
+
+
 @in_virtual_time
 async def test_one_object_is_one_candidate(setup: ElectionSetup) -> None:
     election = setup.candidate()

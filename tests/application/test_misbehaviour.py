@@ -17,7 +17,7 @@ from tenure._election.effects import Answered, Emit, Input, Tick
 from tenure._election.elector import Election
 from tenure._election.machine import Machine
 from tenure._election.term import Term
-from tenure._lease import Grant, Granted, HeldBy, Leader, Lost, NoAnswer
+from tenure._lease import Grant, Granted, HeldBy, Leader, Lost, NoAnswer, Vacant
 from tenure._runtime.renewal_thread import LoopProbe
 from tenure._runtime.watchdog import EXIT_OVERRUN
 from tenure._timing import Timing
@@ -440,13 +440,14 @@ def test_a_late_answer_is_not_reported_as_a_fallen_token() -> None:
         events.extend(effect.event for effect in machine.handle(event, now) if isinstance(effect, Emit))
 
     now = 0.0
-    for _ in range(3):  # asks, gives up, asks again
+    for _ in range(3):  # asks, gives up, looks
         feed(Tick(), now := machine.wake_at)
-    feed(Answered(2, HeldBy("chair", "bob#1", 7, None)), now)
+    feed(Answered(2, Vacant("chair")), now)  # so it asks again
+    feed(Answered(3, HeldBy("chair", "bob#1", 7, None)), now)
     feed(Answered(1, HeldBy("chair", "ann#1", 6, None)), now)  # a delayed answer
     assert not [event for event in events if isinstance(event, TokenFell)]
     feed(Tick(), now := machine.wake_at)
-    feed(Answered(3, HeldBy("chair", "cid#1", 6, None)), now)
+    feed(Answered(4, HeldBy("chair", "cid#1", 6, None)), now)
     [fell] = [event for event in events if isinstance(event, TokenFell)]
     assert (fell.token, fell.seen) == (6, 7)
 

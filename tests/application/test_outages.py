@@ -123,15 +123,15 @@ class Loop(NamedTuple):
 
 
 LOOPS = {
-    "a candidate": Loop(lead, outage_pause(TIMING), first=60, hint_share=1 / 2),
-    "a candidate without hints": Loop(lead, outage_pause(TIMING), first=60, has_hints=False),
+    "a candidate": Loop(lead, outage_pause(TIMING), first=85, hint_share=1 / 2, read_only_share=1 / 2),
+    "a candidate without hints": Loop(lead, outage_pause(TIMING), first=60, read_only_share=1 / 2, has_hints=False),
     "an observer": Loop(observe, TIMING.retry_every, first=32, only=("inspect",)),
     "two members": Loop(share, TIMING.retry_every / 2, first=260, hint_share=1 / 2, read_only_share=1 / 2),
-    "a consumer": Loop(consume, 5.0, first=20),
-    "a consumer without hints": Loop(consume, 5.0, first=20, has_hints=False),
-    "a consumer of sessions": Loop(consume_sessions, 5.0, first=20),
+    "a consumer": Loop(consume, 5.0, first=30, read_only_share=1 / 2),
+    "a consumer without hints": Loop(consume, 5.0, first=30, read_only_share=1 / 2, has_hints=False),
+    "a consumer of sessions": Loop(consume_sessions, 5.0, first=30, read_only_share=1 / 2),
     "a consumer that begins": Loop(consume, PAUSE_MAX, first=45, begins_before=False),
-    "a consumer with a verdict": Loop(settle, 5.0 / 2, first=40),
+    "a consumer with a verdict": Loop(settle, 5.0 / 2, first=50, read_only_share=2 / 3),
     "a consumer with an inbox": Loop(remember, TIMING.retry_every / 3, first=95, hint_share=0.0, only=("handled",)),
     "a schedule": Loop(send_slots, RETRY_MAX, first=16, read_only_share=1 / 2),
     "a request": Loop(wait_for_replies, POLL, first=20),

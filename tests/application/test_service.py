@@ -846,5 +846,5 @@ async def test_the_store_is_named_when_it_is_opened(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TENURE_URL", f"sqlite:///{tmp_path}/work.db")
     async with service:
         assert str(service.backend.url).startswith("sqlite:")
-    with pytest.raises(ConfigError, match="no backend serves 'sqlight'; did you mean 'sqlite'"):
-        Service("sqlight:///work.db")
+    with pytest.raises(ConfigError, match="no backend serves 'sqllite'; did you mean 'sqlite'"):
+        Service("sqllite:///work.db")

@@ -21,7 +21,7 @@ LEASES: dict[str, tuple[type, str, Any]] = {
     "a term outlives its trust": (Machine, "_cancel_at", lambda machine, term: float("inf")),
 }
 QUEUES: dict[str, tuple[type, str, Any]] = {
-    "a consumer claims without a look": (ClaimTimes, "_looks_first", False),
+    "a consumer claims without a look": (ClaimTimes, "_looks_first", lambda times, now: False),
     "a claim is asked for no more": (Pump, "_retry_in", lambda pump, misses: float("inf")),
     "a session is asked for no more": (SessionPump, "_retry_in", lambda pump, misses: float("inf")),
 }

@@ -332,7 +332,7 @@ def test_a_planted_bug_of_a_real_client_about_a_lock_is_found(
 def etcd_leads(patch: pytest.MonkeyPatch) -> None:
     def keep(self: Any, answer: Any, name: str, holder: str, ttl: float, *_: Any) -> None:
         if (place := self._sessions.find(name, holder)) is not None:
-            place.prolong(self._clock.now() + ttl)
+            place.answered(self._clock.now(), ttl)
 
     after(patch, EtcdLeases, "acquire", keep)
 
@@ -341,7 +341,7 @@ def etcd_renews(patch: pytest.MonkeyPatch) -> None:
     def keep(self: Any, answers: Any, grants: Sequence[Grant], ttl: float) -> None:
         for place in map(self._place_of, grants):
             if place is not None:
-                place.prolong(self._clock.now() + ttl)
+                place.answered(self._clock.now(), ttl)
 
     after(patch, EtcdLeases, "renew", keep)
 

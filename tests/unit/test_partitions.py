@@ -193,6 +193,22 @@ def test_the_first_member_claims_all() -> None:
     assert one.owned == ("partition-0", "partition-1", "partition-2", "partition-3")
 
 
+def test_who_hears_nothing_claims_no_more() -> None:
+    """A claim without an answer may be granted, and keep the partition from the others."""
+    for silent in (PartitionMachine.look_failed, PartitionMachine.slot_ended):
+        one = machine(partitions=100)
+        one.tick(0.0)
+        one.looked(states(100 * "."), 0.1)
+        one.joined(0.2)
+        one.tick(0.3)
+        claimed = one.looked(states(100 * "."), 0.4)
+        assert 0 < len(claimed) < 100
+        silent(one, 0.5)
+        for claim in claimed:
+            assert isinstance(claim, Claim)
+            assert not one.ended(claim.partition, 0.6)
+
+
 def test_no_second_look_is_begun_while_one_is_under_way() -> None:
     one = machine()
     assert len(one.tick(0.0)) == 1

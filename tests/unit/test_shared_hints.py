@@ -291,6 +291,31 @@ async def test_a_source_that_ends_at_once_is_followed_ever_less_often() -> None:
 
 
 @in_virtual_time
+async def test_a_topic_that_moves_while_its_source_is_silent_is_heard_at_the_other_one() -> None:
+    class Moving(Feeds):
+        key = "a"
+
+        async def keys_of(self, topic: str) -> Collection[str]:
+            return (self.key,)
+
+    store = Store()
+    store.is_mute = True
+    hints = Moving(store)
+    one = Listening(hints, "b/1")
+    await asyncio.sleep(DEAF[1])
+    assert one.told == ["absent"]
+    store.is_mute, hints.key = False, "b"
+    hints.here()["a"].notify()  # as the source does when it finds that its topic is elsewhere
+    await asyncio.sleep(1.0)
+    before = len(one.told)
+    assert one.told == ["absent"] + (before - 1) * [None] != ["absent"]
+    store.change("b/1")
+    await asyncio.sleep(1.0)
+    assert one.told[before:] == [None]
+    await hints.close()
+
+
+@in_virtual_time
 async def test_listeners_of_a_deaf_source_are_told_once_until_it_hears() -> None:
     store = Store()
     store.is_mute = True

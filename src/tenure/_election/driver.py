@@ -202,7 +202,8 @@ class Candidacy:
                 claim = store.acquire(machine.name, holder, machine.timing.ttl, self.host.metadata)
                 self._driver.spawn(self._ask_store(request_id, claim))
             case Inspect(request_id):
-                self._driver.spawn(self._ask_store(request_id, self._driver.store.inspect(self.machine.name)))
+                looked = self._driver.store.inspect(self.machine.name)
+                self._driver.spawn(self._ask_store(request_id, looked, proves=False))
             case Release(request_id, grant):
                 self._driver.spawn(self._ask_store(request_id, self._driver.store.release(grant)))
             case Withdraw(request_id, holder):
@@ -218,7 +219,8 @@ class Candidacy:
             case Emit(event):
                 self.host.emit(event)
 
-    async def _ask_store(self, request_id: int, call: Coroutine[Any, Any, Answer]) -> None:
+    async def _ask_store(self, request_id: int, call: Coroutine[Any, Any, Answer], *, proves: bool = True) -> None:
+        """Pass on the answer to *call*; *proves*: it shows that claims can work, and a failure of one may pass."""
         try:
             answer = await call
         except Unavailable as error:
@@ -234,7 +236,7 @@ class Candidacy:
                 raise
             return
         else:
-            self._was_answered = True
+            self._was_answered = self._was_answered or proves
         self.feed(Answered(request_id, answer))
 
     async def _withdraw(self, holder: str) -> Withdrawn:

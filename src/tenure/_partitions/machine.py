@@ -207,6 +207,7 @@ class PartitionMachine:
     def look_failed(self, now: float) -> None:
         """The store did not answer."""
         self._is_looking, self._failed_at = False, now
+        self._to_claim.clear()  # a claim without an answer may be granted unawares, and kept from the others
         self._slots_seen = self._slots_max
         self._look_due = now + later(self.timing.retry_every, self._rng)  # also if a hint came meanwhile
 
@@ -240,6 +241,7 @@ class PartitionMachine:
             pause = self._pause_after_refusals()
             self._refusals = min(self._refusals + 1, 10)
         self._slot, self._is_joined = None, False
+        self._to_claim.clear()
         self._slots_seen = self._slots_max  # it may not have looked for long
         self._join_at = now + later(pause, self._rng, share=1.0)
         self._look_by(self._join_at)

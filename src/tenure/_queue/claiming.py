@@ -43,7 +43,8 @@ class ClaimTimes:
         self._empty_claims = 0  # in a row
         self._is_hinted = False  # since the last claim was sent
         self._is_quiet = False  # the last claim found nothing, and time alone brings nothing either
-        self._is_unanswered = False  # the last claim had no answer
+        self._is_unanswered = False  # the last request had no answer
+        self._claimed_at = -NEVER  # when it claimed last, and did not look
         self._asked_at = now
         self._claim_by = now  # and not only look
 
@@ -75,11 +76,18 @@ class ClaimTimes:
             return Look.INSTEAD
         if self._settings.surveys:
             self._claim_by = now + sooner(CLAIM_EVERY, self._rng, share=0.5)
-        return Look.FIRST if self._looks_first else Look.NONE
+        if self._looks_first(now):
+            return Look.FIRST
+        self._claimed_at = now
+        return Look.NONE
 
-    @property
-    def _looks_first(self) -> bool:
-        return self._is_unanswered and self._settings.surveys
+    def _looks_first(self, now: float) -> bool:
+        """Whether to look before a claim, as the last request had no answer; until what it may have locked is free.
+
+        Then it claims: a broker may answer claims and no looks, as one that permits this user no more.
+        """
+        is_locked = now < self._claimed_at + self._settings.timing.ttl
+        return self._is_unanswered and self._settings.surveys and is_locked
 
     def _is_routine(self, now: float) -> bool:
         settings = self._settings
@@ -89,7 +97,7 @@ class ClaimTimes:
     def look_along(self, now: float) -> None:
         """Claim at once if the next claim begins with a look, and some part of the wait for it is over."""
         early = EARLY_LOOK_SHARE * (self.next_at - self._asked_at)
-        if self.next_at - early <= now < self.next_at and (self._looks_first or self._is_routine(now)):
+        if self.next_at - early <= now < self.next_at and (self._looks_first(now) or self._is_routine(now)):
             self.claim_at_once(now)
 
     def found(self) -> None:

@@ -125,8 +125,8 @@ class Look(Enum):
     INSTEAD = "instead"
     """The queue was empty, and nothing has hinted at a message since: no claim follows if it still is."""
     FIRST = "first"
-    """The claim before had no answer, and may have locked messages for nobody: so may the next one, until the broker
-    is known to answer."""
+    """The claim before had no answer, and may have locked messages for nobody: so might this one, unless the broker is
+    heard first."""
 
 
 @dataclass(slots=True)

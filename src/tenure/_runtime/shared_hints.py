@@ -131,6 +131,8 @@ class Subscription(AsyncIterator[Hint]):
                 await self._join(self)
             while self._has_told or not self._is_absent:
                 await anext(self._listener)
+                if self._has_told and not self.has_ended:
+                    await self._join(self)  # they may come from another source now
                 if not self._is_absent:
                     break
         except BaseException:  # the wait was cancelled, or the iterator has ended; the next wait joins again

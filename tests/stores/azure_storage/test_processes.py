@@ -360,7 +360,7 @@ async def test_a_wrong_key_is_reported_and_not_shown(
         lambda: opened.leases.acquire(name, "ann#1", TTL),
         lambda: opened.broker.send(name, [Outgoing(b"a")]),
     ):
-        with pytest.raises(ConfigError, match="refuse") as raised:
+        with pytest.raises(ConfigError, match=r"does not permit|refused the login") as raised:
             await ask()
         assert wrong[:12] not in told(raised.value)
     await opened.close()
@@ -383,7 +383,7 @@ async def test_missing_rights_are_reported_and_the_signature_is_not_shown(
             with pytest.raises(TenureError) as raised:
                 await ask(fresh)
             assert type(raised.value) is error
-            assert "lack of rights" in str(raised.value)
+            assert "does not permit this user" in str(raised.value)
             assert "Storage Blob Data Contributor" in str(raised.value)
             assert signature.partition("sig=")[2].partition("&")[0] not in told(raised.value)
             assert f"{name}-there" in await fresh.leases.names()  # it may read: that works from now on

@@ -1093,7 +1093,7 @@ async def test_deaths_found_on_one_loop_while_another_reports_them_are_reported_
 
 def no_right_on(table: str) -> str:
     """Return the pattern of one line that names the right and the table."""
-    return rf"\A[^\n]*GRANT[^\n]*permission denied for table {table}\b[^\n]*\Z"
+    return rf"\A[^\n]*permission denied for table {table}\b[^\n]*GRANT[^\n]*\Z"
 
 
 async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Postgres, url: str, name: str) -> None:

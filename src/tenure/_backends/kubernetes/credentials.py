@@ -155,6 +155,8 @@ def tls_of(access: Access, login: Login) -> ReloadingContext | None:
 
     def read() -> Settings:
         found = access.again() if access.again is not None else access
+        if found.server != access.server or (found.ca is None) != (access.ca is None):
+            raise ConfigError(f"{access.origin} has another server by now, or another context is the current one")
         return _settings_of(require_verified(replace(access, ca=found.ca, certificate=found.certificate)), login)
 
     try:

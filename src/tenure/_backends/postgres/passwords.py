@@ -15,7 +15,7 @@ from types import MappingProxyType
 from tenure._backends.postgres.address import Options
 from tenure._backends.postgres.encryption import service_of
 from tenure._connect_failures import user_unknown
-from tenure._option_files import read_file, require_readable
+from tenure._option_files import exists, read_file, require_readable
 from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError
@@ -45,7 +45,8 @@ def require_user(url: Url, options: Options, env: Mapping[str, str] = MappingPro
     Raises:
         ConfigError: No user is named, and this process's has no name; or the password file can't be read.
     """
-    require_readable(url, passfile=options.passfile)
+    if options.passfile is not None and exists(options.passfile):  # a missing one is ignored, as by libpq
+        require_readable(url, passfile=options.passfile)
     service = service_of(url, options.service, env) if options.service else {}
     if url.user or options.user or service.get("user") or env.get("PGUSER"):
         return

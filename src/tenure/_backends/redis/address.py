@@ -138,7 +138,7 @@ class Address:
 
     def __str__(self) -> str:
         if self.socket is not None:
-            return f"redis+unix://{quote(self.socket)}?db={self.database}"
+            return f"redis+unix://{quote(os.fsencode(self.socket))}?db={self.database}"
         return f"{'rediss' if self.is_tls else 'redis'}://{self.host}:{self.port}/{self.database}"
 
 
@@ -168,7 +168,11 @@ def _socket_of(url: Url, options: Options) -> Address:
     path = unquote(url.path)
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise ConfigError(f"{str(url)!r} has a path that can't be one of a socket; {form}")
-    if (size := len(os.fsencode(path))) > SOCKET_BYTES:
+    try:
+        size = len(os.fsencode(path))
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"a Unix socket's path has a character that no file can have; {form}") from error
+    if size > SOCKET_BYTES:
         raise ConfigError(
             f"the path in {str(url)!r} has {size} bytes, and the one of a socket at most {SOCKET_BYTES}; set a shorter "
             "one as unixsocket of the server, or make a symbolic link"

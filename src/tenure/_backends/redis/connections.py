@@ -130,6 +130,7 @@ class LoopConnections:
             self._replaced_at = time.monotonic()
             self.redis = self._connect()
             self._retired.add(redis)
+            self._closing.spawn(_disconnect_idle(redis))
             # By then all requests over them have ended.
             asyncio.get_running_loop().call_later(2 * self._options.timeout, self._close_retired, redis)
 

@@ -85,9 +85,9 @@ class Client:
         """
         self.require_open()
         if lease == READING:
-            for session in self._sessions.values():
-                if session.is_connected:
-                    return session
+            usable = [session for session in self._sessions.values() if not session.is_over]
+            if usable:
+                return next((session for session in usable if session.is_connected), usable[0])
         found = self._sessions.get(lease)
         if found is None or found.is_over:
             lasts = session_of(lease, self.options.tick) if lease else READING_LASTS

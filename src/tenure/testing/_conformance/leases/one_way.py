@@ -82,7 +82,7 @@ class OneWayTests(LeaseSuite):
                 await candidates.lead("bob", within=2 * candidates.timing.ttl + candidates.promised)
                 await candidates.hold_on("bob")
 
-    async def test_a_leader_whose_answers_are_late_leads_on(self, harness: LeaseHarness, name: str) -> None:
+    async def test_a_leader_whose_answers_are_slow_leads_on(self, harness: LeaseHarness, name: str) -> None:
         async with fleet(harness, name, late_by=LATE_SHARE) as candidates:
             await candidates.join("ann")
             await candidates.lead("ann", within=candidates.promised)

@@ -28,8 +28,8 @@ from tenure.testing._conformance.harness import FaultyBroker, QueueHarness
 from tenure.testing._conformance.queues.consumers import ObservedQueue
 from tenure.testing._conformance.queues.steps import QueueSuite, needs
 
-LOCKS = 10
-"""For how many locks a link works one way."""
+LOCKS = 5
+"""How often it is tried, for more than two locks each time, while the link works one way."""
 STEP_MIN = 0.001
 """Seconds that pass at least, whenever time passes."""
 CONCURRENCY = 5
@@ -47,12 +47,14 @@ class OneWayTests(QueueSuite):
     async def test_a_consumer_that_is_half_cut_off_keeps_messages_from_nobody(
         self, harness: QueueHarness, name: str, fault: str, sessions: bool
     ) -> None:
-        """What its first claim has locked comes back by itself; where it can look at the queue, it takes no more."""
+        """What a claim has locked comes back by itself, and it claims once in a lock: else, it looks at the queue."""
+        if not harness.traits.surveys:
+            pytest.skip("this broker can't be asked what a queue holds, so each claim may lock a message unawares")
         if sessions:
             needs(harness.traits.sessions)
         link = FaultyBroker(await harness.open())
-        ann = ObservedQueue(cast(Broker, link), name, harness.lock, max_deliveries=LOCKS)
-        bob = ObservedQueue(await harness.open(), name, harness.lock, max_deliveries=LOCKS)
+        ann = ObservedQueue(cast(Broker, link), name, harness.lock, max_deliveries=10)
+        bob = ObservedQueue(await harness.open(), name, harness.lock, max_deliveries=10)
         wanted = {f"first {number}" for number in range(MESSAGES)}
         await bob.send(sorted(wanted), sessions=sessions)
         await ann.context.ready()  # it has worked before
@@ -62,14 +64,16 @@ class OneWayTests(QueueSuite):
             try:
                 await consumer.begin()
                 await other.handle_all()
+                await consumer.pass_time(harness.lock * LATE, other)
                 for round_ in range(LOCKS):
-                    await consumer.pass_time(harness.lock * LATE, other)
-                    # Where it can't look, it may have locked one again just now.
-                    assert len(wanted - other.handled.keys()) <= (0 if harness.traits.surveys else 1), round_
-                    body = f"later {round_}"
-                    wanted.add(body)
-                    await bob.send([body], sessions=sessions)
+                    assert len(wanted - other.handled.keys()) <= 1, round_  # it may have locked one again just now
+                    later = [f"later {round_} {number}" for number in range(CONCURRENCY)]
+                    wanted.update(later)
+                    await bob.send(later, sessions=sessions)
+                    await consumer.pass_time(harness.lock)
                     await other.handle_all()
+                    assert len(wanted - other.handled.keys()) <= 1, round_  # it claims once in a lock
+                    await consumer.pass_time(harness.lock * LATE, other)
                 assert consumer.pump.misses >= LOCKS
             finally:
                 await consumer.end()
@@ -77,8 +81,6 @@ class OneWayTests(QueueSuite):
         await other.handle_all()
         assert other.handled.keys() == wanted
         assert (await bob.broker.stats(name)).dead == 0
-        if harness.traits.surveys:  # its first claim has locked some, and none after that
-            assert sum(other.handled.values()) <= len(wanted) + CONCURRENCY
 
 
 class Other:
@@ -135,7 +137,7 @@ class HalfCutOff:
         """Send the first claim."""
         await self._feed(Tick())
 
-    async def pass_time(self, seconds: float, other: Other) -> None:
+    async def pass_time(self, seconds: float, other: Other | None = None) -> None:
         """Let so many seconds pass, in which both do whatever is due: this one first."""
         until_at = self._clock.now() + seconds
         while (left := until_at - self._clock.now()) > 0:
@@ -143,7 +145,8 @@ class HalfCutOff:
             await self._harness.pass_time(wait)
             self._clock.advance(wait)
             await self._feed(Tick())
-            await other.handle_all()
+            if other is not None:
+                await other.handle_all()
 
     async def _feed(self, event: PumpInput) -> None:
         for request in self.decide(event):
