@@ -257,9 +257,11 @@ async def test_the_first_user_does_all() -> None:
         url = url_of(own, "tenure")
         async with acting(url) as backend:
             assert await lead(backend, "led")  # which fails without the right; a campaign asks again
-        async with acting(url) as backend, backend.election("held", ttl=TTL).campaign():
-            assert await backend.election("held").ask_to_resign()
-            assert {"held", "led"} <= set(await backend.leaders())
+        async with acting(url) as backend:
+            with suppress(tenure.TermLost):  # it steps down at once
+                async with backend.election("held", ttl=TTL).campaign():
+                    assert {"held", "led"} <= set(await backend.leaders())
+                    assert await backend.election("held").ask_to_resign()
             queue = backend.queue("orders", max_deliveries=5)
             await queue.declare(lock=99)
             await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(5)])
