@@ -176,6 +176,7 @@ ALWAYS_HINTS = {
     "Memory": "nothing can be in the way; tests/application/test_rest.py puts something there",
     "Queued": "nothing can be in the way",
     "Observed": "nothing can be in the way",
+    "Etcd": "who may read a name may watch it",
     "ZooKeeper": "who may read a node may watch it",
 }
 """Stores whose hints come whenever requests are answered, and why."""

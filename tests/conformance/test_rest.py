@@ -10,15 +10,13 @@ from typing import Any, ClassVar
 import pytest
 from redis import asyncio as aioredis
 
-from tenure._backends import etcd, kubernetes, nats, redis
+from tenure._backends import kubernetes, nats, redis
 from tenure._election.store import LeaseStore
-from tenure._runtime import shared_hints
 from tenure._url import Url
 from tenure.testing.conformance import LeaseRestSuite
 from tests.conformance.test_observed import ObservedHarness
 from tests.conformance.test_queued import QueuedHarness
-from tests.servers import Etcd, Kubernetes, Nats, patient, private
-from tests.servers.etcd import in_base64
+from tests.servers import Kubernetes, Nats, patient, private
 from tests.stores.azure_storage.test_suites import AzureHarness
 from tests.stores.etcd.test_suites import EtcdHarness
 from tests.stores.kubernetes.test_suites import KubernetesHarness
@@ -139,34 +137,8 @@ class TestNatsLeaseRest(LeaseRestSuite):
     harness = HintlessNats
 
 
-class HintlessEtcd(Hintless, EtcdHarness):
-    """A user with a right on all names, and not on the whole prefix, which is what is watched."""
-
-    hintless = ("no right to watch",)
-    _guarded: Etcd | None = None
-
-    async def open_without_hints(self, how: str) -> LeaseStore:
-        if self._guarded is None:
-            self._patch.setattr(shared_hints, "SILENT_AFTER", 0.1)
-            self._guarded = await self.serve(private(Etcd))
-            await asyncio.to_thread(_permit, self._guarded)
-        url = f"etcd://some:{PASSWORD}@127.0.0.1:{self._guarded.port}/"
-        return self.opened(etcd.open(Url.parse(patient(url))))
-
-
-def _permit(server: Etcd) -> None:
-    server.require_login(PASSWORD)
-    token = server.login()
-    server.call("auth/role/add", {"name": "some"}, token=token)
-    server.call("auth/user/add", {"name": "some", "password": PASSWORD}, token=token)
-    for begin, end in (("tenure/%tenure/", "tenure/%tenure0"), ("tenure/0", "tenure/~")):
-        keys = {"permType": "READWRITE", "key": in_base64(begin), "range_end": in_base64(end)}
-        server.call("auth/role/grant", {"name": "some", "perm": keys}, token=token)
-    server.call("auth/user/grant", {"user": "some", "role": "some"}, token=token)
-
-
 class TestEtcdLeaseRest(LeaseRestSuite):
-    harness = HintlessEtcd
+    harness = EtcdHarness  # who may read and write a name may also watch it
 
 
 # --- where this process does not listen, or can't ---
