@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 pytest.importorskip("kazoo")
 
+from kazoo.handlers.threading import AsyncResult
+from kazoo.security import ACL
+
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper import ZooKeeperBackend
-from tenure._backends.zookeeper.driver import CreateContainer
+from tenure._backends.zookeeper.driver import CreateContainer, Driver
 from tenure._lease import Grant, Granted, HeldBy, Released, Vacant
 from tenure._url import Url
 from tests.durations import until
@@ -68,16 +71,26 @@ async def test_the_node_of_an_election_is_removed_and_not_those_above_it(server:
 async def test_a_node_that_stays_is_used_as_well(
     server: ZooKeeper, name: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A server that knows no containers breaks the connection of the request, so that is sent once, and alone."""
+    asked: list[str] = []
+    create_container = Driver.create_container_async
+
+    def noted(driver: Driver, path: str, acl: Sequence[ACL]) -> AsyncResult:
+        asked.append(path)
+        return create_container(driver, path, acl)
+
     async with opened(server) as ann, opened(server) as bob:
         with server.client() as client:
             with monkeypatch.context() as patch:
                 if why == "the servers know no containers":
                     patch.setattr(CreateContainer, "type", NO_REQUEST)
+                    patch.setattr(Driver, "create_container_async", noted)
                 else:
                     client.create(f"/{name}")
                     client.create(f"/{name}-too")
                 await used(ann, name)
                 await used(ann, f"{name}-too")
+            assert asked == ([f"/{name}"] if why == "the servers know no containers" else [])
             await used(bob, f"{name}-container")
             await until(lambda: client.exists(f"/{name}-container") is None)
             assert client.exists(f"/{name}") is not None

@@ -9,6 +9,7 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, UnimplementedError
 
 from tenure._backends.zookeeper.client import Client
+from tenure._backends.zookeeper.errors import Expected
 from tenure._backends.zookeeper.names import Dialect, Queue, dialect_of, escaped, queue_of, unescaped
 from tenure._backends.zookeeper.records import NO_RECORD, Record, is_asked, is_record, read_record, shown_record
 from tenure._backends.zookeeper.requests import (
@@ -59,7 +60,8 @@ class Elections:
         self._root = client.address.root
         self._dialect: Dialect = client.options.dialect
         self._seen: dict[str, _Seen] = {}
-        self._has_containers = True
+        self._has_containers: bool | None = None
+        """Whether the servers know containers; None until they were asked."""
 
     def path(self, name: str) -> str:
         """Return the path of the node of an election."""
@@ -93,8 +95,21 @@ class Elections:
                 "another name or path"
             )
 
-    def creation(self, path: str) -> Send:
-        """Return the request that creates the node of an election: a container, where the servers know them."""
+    async def creation(self, session: Session, path: str, until: float) -> Send:
+        """Return the request that creates the node of an election: a container, where the servers know them.
+
+        A server that doesn't know them breaks the connection, and no request beside that one is sure of an answer. So
+        the first one is sent alone, whatever its answer is otherwise.
+        """
+        if self._has_containers is None:
+            try:
+                await session.ask(create_container(path, self._client.acl), until, writes=True)
+            except Expected:
+                self._has_containers = True
+            except ConfigError as error:
+                self._has_containers = not isinstance(error.__cause__, UnimplementedError)
+            else:
+                self._has_containers = True
         return (create_container if self._has_containers else create)(path, self._client.acl)
 
     async def make(self, session: Session, path: str, until: float) -> None:
@@ -103,17 +118,13 @@ class Elections:
         while missing:
             above = missing[-1]
             try:
-                send = self.creation(path) if above == path else create(above, self._client.acl)
+                is_last = above == path
+                send = await self.creation(session, path, until) if is_last else create(above, self._client.acl)
                 await session.ask(send, until, writes=True)
             except NodeExistsError:
                 pass
             except NoNodeError:
                 missing.append(above.rpartition("/")[0])
-                continue
-            except ConfigError as error:
-                if not (self._has_containers and isinstance(error.__cause__, UnimplementedError)):
-                    raise
-                self._has_containers = False
                 continue
             missing.pop()
 

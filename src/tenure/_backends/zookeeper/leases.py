@@ -127,7 +127,8 @@ class ZooKeeperLeases:
         session, until = place.session, request.until
         await session.connected(until)
         self._client.require_time(session, request.ttl)
-        for _ in range(ATTEMPTS):
+        attempts = 0
+        while attempts < ATTEMPTS:
             try:
                 answer = await self._ask_once(place, request)
             except Broken:
@@ -136,6 +137,7 @@ class ZooKeeperLeases:
                 continue
             if answer is not None:
                 return self._kept(place, request, answer)
+            attempts += 1
         raise Unavailable(f"the queue at {place.path} changes too often to be read; ask again")
 
     async def _ask_once(self, place: Place, request: Request) -> Granted | HeldBy | None:
@@ -169,11 +171,12 @@ class ZooKeeperLeases:
         session, path, acl = place.session, place.path, self._client.acl
         if place.creating is not None and await self._adopt(place, until):
             return await self._elections.queue(session, path, until)
+        creation = None if path in self._made else await self._elections.creation(session, path, until)
         await session.connected(until)
         _require_not_ended(place)  # nothing would delete a node that is created from now on
         prefix = f"{path}/{node_prefix(self._client.options.dialect, place.guid)}"
-        if path not in self._made:  # its answer doesn't matter: that of the next request says whether it is there
-            session.send(self._elections.creation(path), writes=True)
+        if creation is not None:  # its answer doesn't matter: that of the next request says whether it is there
+            session.send(creation, writes=True)
         place.creating = session.send(create_candidate(prefix, place.holder.encode(), acl), writes=True)
         listing, readings = session.send(children(path)), send_readings(place)
         try:
