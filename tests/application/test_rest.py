@@ -125,9 +125,10 @@ def test_hints_save_what_those_who_wait_ask(kind: type[FaultyLeaseStore]) -> Non
 
 
 def test_absent_hints_cost_what_a_store_without_any_does() -> None:
+    """But for the requests at the two ends of the time in which they are counted, whose moments are random."""
     absent, none = cost(Absent), cost(Hintless)
     for role, expected in vars(none).items():
-        assert getattr(absent, role) == pytest.approx(expected, rel=0.1), role
+        assert getattr(absent, role) == pytest.approx(expected, rel=0.1, abs=1 / TTLS), role
 
 
 def test_a_planted_timer_that_stands_in_for_hints_is_found() -> None:

@@ -61,8 +61,8 @@ async def foreign(server: ZooKeeper) -> AsyncIterator[KazooClient]:
         client.close()
 
 
-async def claim(backend: zookeeper.ZooKeeperBackend, name: str, holder: str) -> Grant:
-    answer = await backend.leases.acquire(name, holder, TTL)
+async def claim(backend: zookeeper.ZooKeeperBackend, name: str, holder: str, ttl: float = TTL) -> Grant:
+    answer = await backend.leases.acquire(name, holder, ttl)
     assert isinstance(answer, Granted), answer
     return answer.grant
 
@@ -94,7 +94,7 @@ async def test_a_copy_of_our_node_in_another_session_is_not_taken_for_ours(serve
         foreign(server) as client,
     ):
         session = ann.client.session(LONG)
-        await session.connected(ann.client.until())
+        await ann.leases.release(await claim(ann, f"{name}-before", "ann#1", LONG))  # they know of containers now
         client.create(f"/{name}")
         async with late(proxy) as give_up:
             await give_up(ann.leases.acquire(name, "ann#1", LONG))

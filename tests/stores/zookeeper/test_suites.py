@@ -111,6 +111,7 @@ class ZooKeeperHarness(LeaseHarness):
         self._stores[id(backend)] = id(store)
         self._proxies[id(store)] = proxies
         await backend.client.session(self.ttl).connected(backend.client.until())
+        backend.leases._elections._has_containers = True  # as after its first request, which was about nothing else
         self._heal(store)
         return store
 

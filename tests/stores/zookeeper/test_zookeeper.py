@@ -367,7 +367,8 @@ async def test_a_node_whose_creation_was_given_up_ends_with_its_place(server: Zo
         opened(server, "&timeout=0.2", port=proxy.port) as ann,
         opened(server) as bob,
     ):
-        await ann.client.session(TTL).connected(ann.client.until())
+        grant = await claim(ann, f"{name}-before", "ann#1")  # the servers were asked whether they know containers
+        await ann.leases.release(grant)
         proxy.stall("down")  # the request arrives, the answer doesn't
         with pytest.raises(Unavailable):
             await ann.leases.acquire(name, "ann#1", TTL)
