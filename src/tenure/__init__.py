@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tenure import telemetry as telemetry
     from tenure._backend import Backend as Backend
     from tenure._backend import connect as connect
+    from tenure._credentials import AskCredentials as AskCredentials
+    from tenure._credentials import Credentials as Credentials
     from tenure._diagnosis import Diagnosis as Diagnosis
     from tenure._election.elector import Campaign as Campaign
     from tenure._election.elector import Election as Election
@@ -99,6 +101,7 @@ __version__ = VERSION
 
 _HOMES = {
     "tenure._backend": ("Backend", "connect"),
+    "tenure._credentials": ("AskCredentials", "Credentials"),
     "tenure._diagnosis": ("Diagnosis",),
     "tenure._election.elector": (
         "Campaign",

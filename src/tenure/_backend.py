@@ -54,10 +54,15 @@ class Backend:
         *,
         renewal_thread: RenewalThread | None = None,
         clock: Clock | None = None,
+        credentials: tenure.AskCredentials | None = None,
         on_event: Callable[[tenure.Event], None] | None = None,
         telemetry: tenure.telemetry.Telemetry | Sequence[tenure.telemetry.Telemetry] | None = None,
     ) -> None:
         parsed = Url.parse(url)
+        if credentials is not None:
+            from tenure._logins import require_credentials
+
+            require_credentials(credentials, parsed)
         self._module = registry.load(parsed)
         self._clock = clock or SystemClock()
         self._given_on_event = on_event
@@ -67,7 +72,7 @@ class Backend:
             from tenure._telemetry.telemetry import given_telemetry
 
             self.observe(*given_telemetry(telemetry))
-        self._connection = Connection(parsed, self._module, self._clock, renewal_thread)
+        self._connection = Connection(parsed, self._module, self._clock, renewal_thread, credentials)
 
     @property
     def url(self) -> Url:
@@ -543,6 +548,7 @@ def url_given(url: str | None) -> str:
 def connect(
     url: str | None = None,
     *,
+    credentials: tenure.AskCredentials | None = None,
     on_event: Callable[[tenure.Event], None] | None = None,
     telemetry: tenure.telemetry.Telemetry | Sequence[tenure.telemetry.Telemetry] | None = None,
 ) -> Backend:
@@ -554,13 +560,18 @@ def connect(
         url: ``sqlite:///path``, ``postgresql://…``, ``redis://…``, ``amqp://…``, ``azure://…``, ``servicebus://…``,
             ``peers://…`` or ``memory:``; options stand in the query and are checked. Without, the environment variable
             ``TENURE_URL`` names the store.
+        credentials: A function, ``async`` or not, that returns :class:`Credentials`, or the password: for logins that
+            change, such as the tokens of a cloud. It is called for each new connection, unless it has said for how long
+            an answer lasts; in a thread, and what it awaits on this loop. Without, the URL has the password, or names a
+            file (``password_file=``) or a command (``password_command=``).
         on_event: Called on the caller's loop with everything that happens to its candidates and consumers: an
             ``Event``, of one of the kinds in ``tenure.events``. It must return soon.
         telemetry: Metrics and traces, of which an event for each message would be too slow: see
             :mod:`tenure.telemetry`. One, or several. Without, nothing is measured.
 
     Raises:
-        ConfigError: The URL names no backend, or an option is unknown or doesn't fit; or there is none.
+        ConfigError: The URL names no backend, or an option is unknown or doesn't fit; or there is none; or its store
+            has no passwords, and *credentials* are given.
         BackendNotInstalled: The backend's driver is missing; the message names the pip command.
     """
-    return Backend(url_given(url), on_event=on_event, telemetry=telemetry)
+    return Backend(url_given(url), credentials=credentials, on_event=on_event, telemetry=telemetry)

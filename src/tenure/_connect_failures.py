@@ -96,6 +96,7 @@ class Target:
         place: What tells a client where it is.
         tls: What to do about a failure of TLS, in the options of the store.
         timeout: The option of this name, in seconds.
+        source: Where the password comes from; empty: from the URL.
     """
 
     store: object
@@ -105,6 +106,7 @@ class Target:
     place: str = "host and port"
     tls: TlsAdvice = field(default_factory=TlsAdvice)
     timeout: float | None = None
+    source: str = ""
 
     def failure(self, error: BaseException) -> TenureError | None:
         """Return an *error* of a driver as one of ours if no connection was made; None if it is about something else.
@@ -133,7 +135,9 @@ class Target:
         return Unavailable(f"{self.store} closed the connection: {said}; the request may have been executed{hint}")
 
     def login_refused(self, said: str, advice: str) -> TenureError:
-        """Return the error for a login that the server refuses: its words, and what to check."""
+        """Return the error for a login that the server refuses: its words, and what to check, if it is of the URL."""
+        if self.source:
+            advice = f"check what {self.source} gives, and the user"
         return self.lasting(f"{self.store} refused the login{_colon(said)}; {advice}")
 
     def login_missing(self, advice: str) -> TenureError:

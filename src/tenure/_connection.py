@@ -27,6 +27,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
+    from tenure._credentials import AskCredentials
     from tenure._election.driver import Driver
 
 
@@ -38,9 +39,17 @@ class Connection:
         module: Opens it, see :mod:`tenure._opened`.
         clock: Measures leases and locks.
         renewal_thread: Used in place of the process's own, and not ended.
+        credentials: The caller's function that returns the login, for a store that has passwords.
     """
 
-    def __init__(self, url: Url, module: ModuleType, clock: Clock, renewal_thread: RenewalThread | None) -> None:
+    def __init__(
+        self,
+        url: Url,
+        module: ModuleType,
+        clock: Clock,
+        renewal_thread: RenewalThread | None,
+        credentials: AskCredentials | None = None,
+    ) -> None:
         self.url = url
         self.queues: OpenQueues = OpenQueues()
         self.was_open = False
@@ -50,6 +59,7 @@ class Connection:
         self._module = module
         self._clock = clock
         self._given_renewal_thread = renewal_thread
+        self._credentials = credentials
         self._turns: dict[str, Future[None]] = {}  # the call that opens or closes it now, done when that is over
 
     async def open(self, *, anew: bool = False) -> None:
@@ -93,8 +103,14 @@ class Connection:
         _check_loop(here=self._given_renewal_thread is not None)
         renewal_thread = self._given_renewal_thread or RenewalThread.enter()
 
+        given = {}
+        if self._credentials is not None:
+            from tenure._logins import Given
+
+            given["credentials"] = Given(self._credentials, asyncio.get_running_loop())
+
         async def open_store() -> tuple[Opened, Elections | None]:
-            opened: Opened = self._module.open(self.url, clock=self._clock)
+            opened: Opened = self._module.open(self.url, clock=self._clock, **given)
             warnings: Sequence[Fact] = getattr(opened, "warnings", ())
             for fact in warnings:
                 self._warn(fact)

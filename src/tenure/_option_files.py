@@ -29,7 +29,7 @@ SIZE_MAX = 4 * 2**20
 UNMAPPED = 65_534
 """The owner that Linux shows in a rootless container for users without a number there: for root of the machine, too."""
 
-_SECRETS = frozenset({"key", "sslkey", "tls_key", "creds", "nkey"})
+_SECRETS = frozenset({"key", "sslkey", "tls_key", "creds", "nkey", "password_file"})
 _PRIVATE_KEY = b"PRIVATE KEY-----"
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 

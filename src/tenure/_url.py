@@ -82,7 +82,7 @@ SHOWN = _OF_OTHERS | frozenset(
     acl admin_port application_name auth busy ca cert check_hostname cluster connect_timeout connections
     consumer_timeout container context create creds db dbname dialect dns domain emulator endpoint_suffix gsslib
     heartbeat host inbox insecure key_file kind krbsrvname kubeconfig lease_prefix listen lock max_deliveries me
-    options passfile patience pool port prefix prepared queue_port quorum replicas schema sentinel_tls
+    options passfile password_file patience pool port prefix prepared queue_port quorum replicas schema sentinel_tls
     sentinel_user server service ssl_max_protocol_version ssl_min_protocol_version sslcert sslcrl sslkey sslmode
     sslnegotiation sslrootcert strategy synchronous target_session_attrs tick timeout tls tls_ca tls_cert
     tls_key ttl_max user username watches
@@ -90,10 +90,10 @@ SHOWN = _OF_OTHERS | frozenset(
 )
 """The options whose values are shown."""
 
-HIDDEN_OPTIONS = frozenset({"key", "nkey", "password", "sentinel_password", "sig", "sslpassword"})
+HIDDEN_OPTIONS = frozenset({"key", "nkey", "password", "password_command", "sentinel_password", "sig", "sslpassword"})
 """Options whose values are not shown, as those of unknown options are not.
 
-``key`` and ``nkey`` name files; but who takes them for the key itself writes that.
+``key`` and ``nkey`` name files; but who takes them for the key itself writes that. A command may have a secret.
 """
 
 _LOGIN_OPTIONS = frozenset({"acl", "auth", "sentinel_user", "user", "username"})
@@ -101,7 +101,7 @@ _LOGIN_OPTIONS = frozenset({"acl", "auth", "sentinel_user", "user", "username"})
 
 _FILE_OPTIONS = frozenset(
     """
-    ca cert creds key_file kubeconfig passfile sslcert sslcrl sslkey sslrootcert tls_ca tls_cert tls_key
+    ca cert creds key_file kubeconfig passfile password_file sslcert sslcrl sslkey sslrootcert tls_ca tls_cert tls_key
     """.split()  # noqa: SIM905
 )
 """Options in which others write the secret itself, in place of the file that holds it."""

@@ -613,7 +613,7 @@ async def test_a_backend_that_is_given_stays_open(url: str) -> None:
             await orders.send(Order("tea"))
         await service.serve(until_empty=True)
         assert await backend.queue("orders").stats() == Stats()
-        with pytest.raises(ConfigError, match="has an on_event of its own"):
+        with pytest.raises(ConfigError, match="has on_event of its own"):
             Service(backend, on_event=print)
 
 

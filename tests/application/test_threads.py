@@ -769,7 +769,7 @@ async def test_a_backend_of_a_loop_is_used_from_threads(url: str) -> None:
             for_threads.queue("orders")
     with pytest.raises(tenure.ConfigError, match="was closed"):
         for_threads.open()
-    with pytest.raises(tenure.ConfigError, match=r"has an on_event of its own"):
+    with pytest.raises(tenure.ConfigError, match=r"has on_event of its own"):
         tenure.sync.Backend(backend, on_event=print)
 
 

@@ -15,6 +15,7 @@ from contextlib import (
     suppress,
 )
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast, overload
 
@@ -90,6 +91,7 @@ class Service:
     Args:
         url: The store, as for :func:`tenure.connect`; without, the environment variable ``TENURE_URL`` names it when
             the service is opened. A :class:`tenure.Backend` in its place is opened and closed by its owner.
+        credentials: As for :func:`tenure.connect`.
         on_event: As for :func:`tenure.connect`; events of leaders that are plain functions come on a thread of
             tenure's own.
         telemetry: As for :func:`tenure.connect`.
@@ -119,20 +121,22 @@ class Service:
         self,
         url: str | Backend | None = None,
         *,
+        credentials: tenure.AskCredentials | None = None,
         on_event: Callable[[Event], None] | None = None,
         telemetry: tenure.telemetry.Telemetry | Sequence[tenure.telemetry.Telemetry] | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
-        if isinstance(url, Backend) and on_event is not None:
-            raise ConfigError(f"{url!r} has an on_event of its own; give it to tenure.connect()")
+        own = {"credentials": credentials, "on_event": on_event}
+        if isinstance(url, Backend) and (given := [name for name, value in own.items() if value is not None]):
+            raise ConfigError(f"{url!r} has {given[0]} of its own; give it to tenure.connect()")
         if lifespan is not None:
             check_callable("lifespan", lifespan, "the service and returns a block")
-        self._on_event = on_event
+        self._connect = partial(tenure.connect, credentials=credentials, on_event=on_event)
         self._lifespan = lifespan
         self._is_owner = not isinstance(url, Backend)
         self._given: Backend | None = None
         if url is not None:
-            self._given = url if isinstance(url, Backend) else tenure.connect(url, on_event=on_event)
+            self._given = url if isinstance(url, Backend) else self._connect(url)
         self._telemetry: list[Telemetry] = []  # until the backend is there
         if telemetry is not None:
             from tenure._telemetry.telemetry import given_telemetry
@@ -416,7 +420,7 @@ class Service:
         """
         self._leave_to_parent()
         if self._given is None:
-            self._given = tenure.connect(on_event=self._on_event, telemetry=self._telemetry)
+            self._given = self._connect(telemetry=self._telemetry)
         backend = self._given
         if self._is_owner:
             await backend.open()

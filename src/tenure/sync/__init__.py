@@ -74,6 +74,7 @@ class Backend:
     Args:
         url: As for :func:`connect`. A :class:`tenure.Backend` in its place, open on an event loop, is used from threads
             then: it keeps its ``on_event``, and stays open when this object is closed.
+        credentials: As for :func:`connect`.
         on_event: As for :func:`connect`.
         telemetry: As for :func:`tenure.connect`.
 
@@ -88,6 +89,7 @@ class Backend:
         self,
         url: str | tenure.Backend,
         *,
+        credentials: tenure.AskCredentials | None = None,
         on_event: Callable[[Event], None] | None = None,
         telemetry: Telemetry | Sequence[Telemetry] | None = None,
     ) -> None:
@@ -95,13 +97,13 @@ class Backend:
         self._on_event = on_event
         self._is_owner = not isinstance(url, tenure.Backend)
         if isinstance(url, tenure.Backend):
-            if on_event is not None or telemetry is not None:
-                what = "on_event" if on_event is not None else "telemetry"
-                raise ConfigError(f"{url!r} has an {what} of its own; give it to tenure.connect()")
+            own = {"credentials": credentials, "on_event": on_event, "telemetry": telemetry}
+            if given := [name for name, value in own.items() if value is not None]:
+                raise ConfigError(f"{url!r} has {given[0]} of its own; give it to tenure.connect()")
             self._behind = url
         else:
             hook = None if on_event is None else ForwardingHook(self._forward)
-            self._behind = tenure.Backend(url, on_event=hook, telemetry=telemetry)
+            self._behind = tenure.Backend(url, credentials=credentials, on_event=hook, telemetry=telemetry)
         self.url: Url = self._behind.url
         self._entered: RenewalThread | None = None
         self._consumer_loop: LoopThread | None = None
@@ -301,6 +303,7 @@ if hasattr(os, "register_at_fork"):
 def connect(
     url: str | None = None,
     *,
+    credentials: tenure.AskCredentials | None = None,
     on_event: Callable[[Event], None] | None = None,
     telemetry: Telemetry | Sequence[Telemetry] | None = None,
 ) -> Backend:
@@ -309,10 +312,10 @@ def connect(
     Without *url*, the environment variable ``TENURE_URL`` names the store. Where a block doesn't fit, there are
     ``backend.open()`` and ``backend.close()``. See :func:`tenure.connect`.
 
-    *on_event* is called on a thread of tenure's own, the one on which queues are consumed. If it blocks, consumers
-    and the end of the block wait for it; no lease or lock is lost.
+    *credentials* is called on threads of tenure's own, and so is *on_event*: on the one on which queues are consumed.
+    If that blocks, consumers and the end of the block wait for it; no lease or lock is lost.
     """
-    return Backend(url_given(url), on_event=on_event, telemetry=telemetry)
+    return Backend(url_given(url), credentials=credentials, on_event=on_event, telemetry=telemetry)
 
 
 publish_all(__name__)

@@ -36,6 +36,7 @@ class Service:
 
     Args:
         url: As for :class:`tenure.Service`.
+        credentials: As for :func:`tenure.sync.connect`.
         on_event: As for :class:`tenure.Service`.
         telemetry: As for :func:`tenure.connect`.
         lifespan: ``lifespan(service)`` returns a block, which is around all handlers, leaders and hooks.
@@ -59,11 +60,14 @@ class Service:
         self,
         url: str | None = None,
         *,
+        credentials: tenure.AskCredentials | None = None,
         on_event: Callable[[Event], None] | None = None,
         telemetry: Telemetry | Sequence[Telemetry] | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
-        self._behind = tenure.Service(url, on_event=on_event, telemetry=telemetry, lifespan=self._around)
+        self._behind = tenure.Service(
+            url, credentials=credentials, on_event=on_event, telemetry=telemetry, lifespan=self._around
+        )
         self._lifespan = lifespan
         self._startup: list[Callable[[], Any]] = []
         self._shutdown: list[Callable[[], Any]] = []

@@ -12,6 +12,7 @@ from tenure._backends.etcd.address import Options, address_of
 from tenure._backends.etcd.client import CONNECTIONS_MAX, Client
 from tenure._backends.etcd.diagnosis import diagnose, shortest_lease
 from tenure._backends.etcd.leases import TRAITS, EtcdLeases
+from tenure._logins import Source, names_source
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.closing import close_in_order
@@ -21,16 +22,17 @@ from tenure.errors import ConfigError
 __all__ = ["TRAITS", "EtcdBackend", "EtcdLeases", "Options", "open"]
 
 
-def open(url: Url, *, clock: Clock | None = None) -> EtcdBackend:
+def open(url: Url, *, clock: Clock | None = None, credentials: Source | None = None) -> EtcdBackend:
     """Open the etcd that *url* names; the first request connects.
 
     Raises:
         ConfigError: The URL names no server, or an option is unknown or doesn't fit.
     """
-    address, options = address_of(url), url.options(Options)
+    options = url.options(Options)
+    address = address_of(url, has_source=names_source(options, credentials))
     if not address.is_tls and (options.ca or options.cert or options.key):
         raise ConfigError(f"{str(url)!r} has options for TLS, but doesn't use TLS; write etcds://")
-    return EtcdBackend(Client(address, options), clock or SystemClock())
+    return EtcdBackend(Client(address, options, credentials), clock or SystemClock())
 
 
 class EtcdBackend:

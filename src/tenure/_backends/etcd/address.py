@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tenure._logins import PasswordOptions
 from tenure._secret import Secret
 from tenure._url import Url, in_url
 from tenure.errors import ConfigError
@@ -13,7 +14,7 @@ PORT = 2_379
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PasswordOptions):
     """The query of an ``etcd:`` or ``etcds:`` URL.
 
     Args:
@@ -59,8 +60,8 @@ class Address:
         return f"{'etcds' if self.is_tls else 'etcd'}://{hosts}"
 
 
-def address_of(url: Url) -> Address:
-    """Return the address that *url* names.
+def address_of(url: Url, *, has_source: bool = False) -> Address:
+    """Return the address that *url* names; its user may stand alone if the password *has_source* elsewhere.
 
     Raises:
         ConfigError: It has another form.
@@ -71,6 +72,6 @@ def address_of(url: Url) -> Address:
     members = tuple(f"{scheme}://{in_url(host, port)}" for host, port in url.places(PORT, form))
     if url.path.strip("/"):
         raise ConfigError(f"{str(url)!r} has a path, and etcd has none; {form}, with the beginning of the keys there")
-    if url.user is not None and not (url.user and url.password):
+    if url.user is not None and not (url.user and (url.password or has_source)):
         raise ConfigError(f"{str(url)!r} has an @, but not both a user and a password before it; {form}")
     return Address(members, url.user.reveal() if url.user else None, url.password, is_tls)

@@ -19,6 +19,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 
@@ -26,6 +27,7 @@ from tenure._backends.etcd.address import Address, Options
 from tenure._backends.etcd.errors import NoAnswerInTime, NoTimeLeft, Refused, translate
 from tenure._backends.etcd.requests import Json
 from tenure._foreign import Unreadable, an_object, read_object, read_or
+from tenure._logins import Login, Source, logins_of
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._redaction import LOOKED_AT
@@ -44,6 +46,10 @@ LINE_MAX = 2**28
 
 CONNECTIONS_MAX = 32
 """Connections to one member, besides those of watches; more requests than that wait for each other."""
+
+
+def _is_login_refused(error: Exception) -> bool:
+    return isinstance(error, Refused) and error.is_login_refused
 
 
 def patience(lasts: float) -> float:
@@ -202,14 +208,19 @@ class Client:
 
     Args:
         address: Where they are, and the login.
-        options: The time limit, and the files for TLS.
+        options: The time limit, the files for TLS, and where the password is.
+        credentials: Of the caller.
 
     Raises:
         ConfigError: A file can't be read, or is no certificate.
     """
 
-    def __init__(self, address: Address, options: Options) -> None:
-        self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+    def __init__(self, address: Address, options: Options, credentials: Source | None = None) -> None:
+        files = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+        self._logins = logins_of(
+            address, options, credentials, user=address.username, password=address.password, needs_user=True
+        )
+        self.warnings: tuple[Fact, ...] = (*files, *self._logins.warnings)
         self.address: Address = address
         self.options: Options = options
         self.tls: ReloadingContext | None = _tls_of(address, options) if address.is_tls else None
@@ -298,31 +309,38 @@ class Client:
         try:
             return await member.post(path, body, token)
         except Refused as error:
-            if not error.needs_login or self.address.username is None:
+            if not error.needs_login or not self._has_user:
                 raise
             self.forget_login(token)
         return await member.post(path, body, await self._login(member))
 
     async def _login(self, member: Member) -> str:
         """Return the token of the present login; empty without a user."""
-        if self.address.username is None:
+        if not self._has_user:
             return ""
         if self._token is not None:
             return self._token
         async with self._login_turn:
             if self._token is None:
-                login = {"name": self.address.username, "password": revealed(self.address.password)}
-                try:
-                    given = (await member.post("auth/authenticate", login, "")).get("token")
-                except Refused as error:
-                    if not error.is_without_users:
-                        raise
-                    given = ""
+                given = await self._logins.let_in(partial(self._authenticate, member), _is_login_refused)
                 if not isinstance(given, str) or not given.isascii() or (given and not given.isprintable()):
                     raise Refused(200, "the login was answered without a token", is_of_etcd=False)
                 self._token, self._quotable = given, Secret(given)
                 hide(self._quotable)
             return self._token
+
+    async def _authenticate(self, member: Member, login: Login) -> object:
+        named = {"name": login.user, "password": revealed(login.password)}
+        try:
+            return (await member.post("auth/authenticate", named, "")).get("token")
+        except Refused as error:
+            if not error.is_without_users:
+                raise
+            return ""
+
+    @property
+    def _has_user(self) -> bool:
+        return self.address.username is not None or not self._logins.is_fixed
 
     def forget_login(self, token: str) -> None:
         """Log in again before the next request, unless that was done since *token* was given."""
@@ -393,6 +411,7 @@ class Client:
             prefix=self.options.prefix,
             worked=self._worked,
             permitted=self._permitted,
+            source=self._logins.source,
         )
 
     def note_permitted(self) -> None:

@@ -63,6 +63,11 @@ class Refused(Exception):
         return self.code == UNAUTHENTICATED or any(part in self.text for part in _BAD_TOKENS)
 
     @property
+    def is_login_refused(self) -> bool:
+        """Whether the user, or the password, is wrong."""
+        return "invalid user ID or password" in self.text
+
+    @property
     def is_forbidden(self) -> bool:
         """Whether this user has no right to it."""
         return self.code == PERMISSION_DENIED or "permission denied" in self.text
@@ -108,7 +113,14 @@ class NoTimeLeft(Exception):
 
 @redacting
 def translate(
-    error: Exception, address: Address, *, prefix: str, own: OwnCertificate | None, worked: bool, permitted: bool
+    error: Exception,
+    address: Address,
+    *,
+    prefix: str,
+    own: OwnCertificate | None,
+    worked: bool,
+    permitted: bool,
+    source: str = "",
 ) -> TenureError:
     """Turn a refusal of etcd at *address*, or a failure of the connection, into one of our errors.
 
@@ -121,6 +133,7 @@ def translate(
         worked=worked,
         software="etcd",
         tls=TlsAdvice(plain="if these servers don't use TLS, write etcd://", own=own),
+        source=source,
     )
     match error:
         case Refused():
@@ -157,10 +170,10 @@ def _refusal(error: Refused, address: Address, prefix: str, target: Target, *, p
             "grant its role read and write for them, or name another prefix, see docs/etcd.md",
             f"the keys that begin with {prefix!r}",
         )
-    if "invalid user ID or password" in text:
+    if error.is_login_refused:
         return target.login_refused(said, "check user and password in the URL")
     if error.needs_login:
-        if address.username is None:
+        if address.username is None and not target.source:
             return allowed.login_missing("write it into the URL: etcd://USER:PASSWORD@…")
         return Unavailable(f"{address} ended the login: {said}; tenure logs in again")
     if NO_SPACE in text:

@@ -8,13 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import ssl
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from tenure._credential_command import output_of
 from tenure._foreign import a_text, an_object, read_object
 from tenure._opened import Fact
 from tenure._option_files import read_file as bytes_of
@@ -285,49 +283,15 @@ class CommandLogin:
             spec["cluster"] = command.cluster
         info = json.dumps({"apiVersion": command.version, "kind": "ExecCredential", "spec": spec})
         env = {**os.environ, **command.env, "KUBERNETES_EXEC_INFO": info}
-        pipe = asyncio.subprocess.PIPE
-        try:
-            # In a session of its own: it has no terminal, and a group that can be killed with all that it has started.
-            process = await asyncio.create_subprocess_exec(
-                *command.argv,
-                env=env,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=pipe,
-                stderr=pipe,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:  # a ValueError: an argument or a variable that no command can have
-            raise ConfigError(
-                f"the kubeconfig's credential command {command.argv[0]!r} can't be run: "
-                f"{getattr(error, 'strerror', None) or error}{'; ' + command.hint if command.hint else ''}"
-            ) from error
-        is_over = False
-        try:
-            async with asyncio.timeout(COMMAND_MAX):
-                written, errors = await process.communicate()
-            is_over = True
-        except TimeoutError:
-            raise Unavailable(f"the credential command {command.argv[0]!r} took over {COMMAND_MAX:g} s") from None
-        finally:
-            if not is_over:
-                _kill(process)
-        if process.returncode:
-            said = errors.decode(errors="replace").strip().splitlines()[-1:]
-            raise Unavailable(
-                f"the credential command {command.argv[0]!r} ended with status {process.returncode}"
-                f"{': ' + said[0][:300] if said else ''}; log in with it, then tenure tries again"
-            )
+        written = await output_of(
+            command.argv,
+            f"the kubeconfig's credential command {command.argv[0]!r}",
+            within=COMMAND_MAX,
+            env=env,
+            install=command.hint,
+        )
         self._login, self._expires_at = _credential_in(written, command)
         return self._login
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill a command with all that it has started: one of them may hold its output open after its end."""
-    with suppress(ProcessLookupError, PermissionError):
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _credential_in(written: bytes, command: Command) -> tuple[Login, float | None]:

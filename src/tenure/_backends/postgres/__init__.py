@@ -13,6 +13,7 @@ from tenure._backends.postgres.migrate import Migrated, migrate, migrate_with, v
 from tenure._backends.postgres.queue import QUEUE_TRAITS, PostgresBroker
 from tenure._backends.postgres.script import script
 from tenure._backends.postgres.wake import Wake
+from tenure._logins import Source
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_in_order
@@ -32,13 +33,13 @@ __all__ = [
 ]
 
 
-def open(url: Url, *, clock: Clock | None = None) -> PostgresBackend:
+def open(url: Url, *, clock: Clock | None = None, credentials: Source | None = None) -> PostgresBackend:
     """Open the database that *url* names; the first request connects to it.
 
     Raises:
         ConfigError: The address can't be read, or an option is unknown or doesn't fit.
     """
-    return PostgresBackend(Client(url, options_of(url)))
+    return PostgresBackend(Client(url, options_of(url), credentials))
 
 
 def migration_sql(url: Url, since: int) -> str:

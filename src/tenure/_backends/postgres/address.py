@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
+from tenure._logins import PasswordOptions
 from tenure._secret import Secret
 from tenure._set_aside import names_set_aside, set_aside
 from tenure._url import Url
@@ -17,7 +18,7 @@ from tenure.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PasswordOptions):
     """The query of a ``postgresql:`` URL: options of tenure, and those of libpq and of what services print.
 
     Args:
@@ -102,6 +103,8 @@ class Options:
     uselibpqcompat: Literal["true"] | None = set_aside("sslmode is always understood as in libpq, or more strictly")
 
     def __post_init__(self) -> None:
+        if self.passfile and (self.password_file or self.password_command):
+            raise ConfigError("passfile= and another option say where the password is; leave out one of them")
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema) or self.schema.startswith("pg_"):
             raise ConfigError(
                 f"schema must be up to 40 small letters, digits and underscores, and not begin with a digit or pg_, "
@@ -139,6 +142,7 @@ def options_of(url: Url) -> Options:
 _OURS = names_set_aside(Options) | {
     *("schema", "pool", "listen", "prepared", "timeout", "application_name", "connect_timeout", "pgbouncer"),
     *("target_session_attrs", "channel_binding", "options"),  # decided here, or arguments of the driver
+    *("password_file", "password_command"),
 }
 """The options that are not part of the DSN."""
 

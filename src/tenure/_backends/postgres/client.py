@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,11 +27,12 @@ from tenure._backends.postgres.encryption import Encryption, encryption_of
 from tenure._backends.postgres.passwords import passwords_of, require_user, unreadable_in_home
 from tenure._backends.postgres.statements import VERSION, works_with
 from tenure._connect_failures import Target
+from tenure._logins import Login, Source, logins_of
 from tenure._opened import Fact
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_together
 from tenure._runtime.on_loop import on_loop
-from tenure._secret import Secret, hide
+from tenure._secret import Secret, hide, revealed
 from tenure._tls_context import own_certificate_in
 from tenure._tls_failures import NoTls, TlsAdvice
 from tenure._url import Url
@@ -75,7 +76,14 @@ class RowLocked(Unavailable):
 
 @redacting
 def translate(
-    error: Exception, url: Url, options: Options, encryption: Encryption, *, worked: bool, waited: float
+    error: Exception,
+    url: Url,
+    options: Options,
+    encryption: Encryption,
+    *,
+    worked: bool,
+    waited: float,
+    source: str = "",
 ) -> TenureError:
     """Turn an error of the driver or the server, after *waited* seconds, into one of ours.
 
@@ -84,7 +92,7 @@ def translate(
     """
     said = redacted(str(error))
     code: str = getattr(error, "sqlstate", None) or ""
-    target = _target(url, options, encryption, worked=worked)
+    target = _target(url, options, encryption, worked=worked, source=source)
     lasting = target.lasting
     match error:
         case TimeoutError(errno=None):
@@ -138,7 +146,7 @@ def translate(
     raise AssertionError("translate() got an error that is not the driver's") from error  # a TypeError is a bug
 
 
-def _target(url: Url, options: Options, encryption: Encryption, *, worked: bool) -> Target:
+def _target(url: Url, options: Options, encryption: Encryption, *, worked: bool, source: str) -> Target:
     bound = "channel_binding=require means that the server is verified; " if encryption.binds else ""
     tls = TlsAdvice(
         authority=f"{bound}name its authority with sslrootcert=FILE",
@@ -146,7 +154,7 @@ def _target(url: Url, options: Options, encryption: Encryption, *, worked: bool)
         plain=f"turn TLS on there; or, if clear text is meant, write sslmode=disable (now {encryption.mode})",
         own=own_certificate_in(encryption.certificate) if encryption.certificate else None,
     )
-    return Target(url, servers_of(url, options), worked=worked, tls=tls, timeout=options.timeout)
+    return Target(url, servers_of(url, options), worked=worked, tls=tls, timeout=options.timeout, source=source)
 
 
 def _no_schema(url: Url, options: Options) -> str:
@@ -167,13 +175,15 @@ _ARRAYS = {1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 70
 class Client:
     """A connected database: connections for each loop that uses it, and one more for urgent requests."""
 
-    def __init__(self, url: Url, options: Options) -> None:
+    def __init__(self, url: Url, options: Options, credentials: Source | None = None) -> None:
         self.url = url
         self.options = options
-        require_user(url, options)
+        self._logins = logins_of(url, options, credentials, user=None, password=url.password or options.password)
+        if credentials is None:  # who may name another user
+            require_user(url, options)
         self.encryption: Encryption = encryption_of(url, options)
         self._dsn = dsn_of(url, sslmode=self.encryption.mode, sslrootcert=self.encryption.authority)
-        self.warnings: tuple[Fact, ...] = self.encryption.warnings
+        self.warnings: tuple[Fact, ...] = (*self.encryption.warnings, *self._logins.warnings)
         self._by_loop: dict[tuple[asyncio.AbstractEventLoop, bool], LoopConnections] = {}
         self._quotable: list[Secret] = []
         """The passwords that a server may quote."""
@@ -260,7 +270,12 @@ class Client:
 
         If the caller is cancelled, this may go on for ``ENDS_WITHIN`` seconds.
         """
+        return await self._logins.let_in(partial(self._connect, settings), _is_refused)
+
+    async def _connect(self, settings: Mapping[str, str], login: Login) -> Connection:
         options = self.options
+        if login.user is None and not self._logins.is_fixed:
+            require_user(self.url, options)
         self._quotable = passwords_of(self.url, options)  # anew, as the driver does: the file may have changed
         hide(*self._quotable)
         options_for_server = {"options": options.options} if options.options else {}
@@ -272,6 +287,8 @@ class Client:
             connection = await _unless_given_up(
                 asyncpg.connect(
                     self._dsn.reveal(),
+                    user=login.user,  # what is None, the driver finds by itself
+                    password=revealed(login.password),
                     timeout=options.connect_timeout or max(options.timeout, CONNECT_MIN),
                     statement_cache_size=200 if options.prepared else 0,
                     max_cached_statement_lifetime=0,
@@ -296,7 +313,7 @@ class Client:
         return connection
 
     def _target(self) -> Target:
-        return _target(self.url, self.options, self.encryption, worked=self._worked)
+        return _target(self.url, self.options, self.encryption, worked=self._worked, source=self._logins.source)
 
     async def _open(self) -> Connection:
         """Open a connection for requests, on which the server cancels statements that exceed the time limit.
@@ -319,7 +336,15 @@ class Client:
     def translate(self, error: Exception, asked_at: float, within: float) -> TenureError:
         """Turn the driver's *error* about a request sent at *asked_at*, for *within* seconds, into one of ours."""
         waited = min(time.monotonic() - asked_at, within)
-        return translate(error, self.url, self.options, self.encryption, worked=self._worked, waited=waited)
+        return translate(
+            error,
+            self.url,
+            self.options,
+            self.encryption,
+            worked=self._worked,
+            waited=waited,
+            source=self._logins.source,
+        )
 
     async def close(self) -> None:
         """Close every connection, of every loop."""
@@ -394,6 +419,10 @@ async def _unless_given_up(opening: Coroutine[Any, Any, Connection]) -> Connecti
 def _terminate(attempt: asyncio.Future[Connection]) -> None:
     if not attempt.cancelled() and attempt.exception() is None:
         attempt.result().terminate()
+
+
+def _is_refused(error: Exception) -> bool:
+    return isinstance(error, asyncpg.PostgresError) and error.sqlstate in _LOGINS
 
 
 def _had_no_effect(error: Exception) -> bool:

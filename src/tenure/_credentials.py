@@ -1,0 +1,63 @@
+"""What a store lets a client in by, as the caller of ``connect`` gives it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tenure._secret import Secret
+from tenure.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a store lets a client in by: the answer of the function that is given as ``credentials=``.
+
+    Args:
+        password: The password, or the token that stands in its place; it becomes a ``Secret``, which is never shown.
+        user: The user; the one in the URL if empty.
+        lasts: The seconds, from now on, for which the store accepts it; None if that isn't known. It is then used for
+            more than one connection, and asked for again after three quarters of this time. Connections that the store
+            would end with it are replaced, or get the new one, before: those to Redis and RabbitMQ.
+
+    Raises:
+        ConfigError: An argument has another type, the password is empty, or *lasts* is not above 0.
+
+    Example::
+
+        def credentials() -> tenure.Credentials:
+            token = boto3.client("rds").generate_db_auth_token(DBHostname=HOST, Port=5432, DBUsername="worker")
+            return tenure.Credentials(token, user="worker")
+
+
+        async with tenure.connect(f"postgresql://{HOST}/shop?sslmode=verify-full", credentials=credentials) as backend:
+            ...
+    """
+
+    password: str | Secret
+    user: str = ""
+    lasts: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("password", (str, Secret)), ("user", (str,))):
+            # Without the value: it may be the password in another form.
+            if not isinstance(value := getattr(self, name), kinds):
+                raise ConfigError(f"Credentials({name}=…) must be a str, not {type(value).__name__}")
+        if isinstance(self.password, str):
+            object.__setattr__(self, "password", Secret(self.password))
+        if not self.password:
+            raise ConfigError("Credentials(password=…) is empty; give the password, or the token")
+        lasts: object = self.lasts
+        if lasts is not None and not (isinstance(lasts, (int, float)) and 0.0 < lasts < math.inf):
+            raise ConfigError(f"Credentials(lasts=…) must be a number of seconds above 0, not {lasts!r}")
+
+    @property
+    def secret(self) -> Secret:
+        """The password, which shows itself to nobody who doesn't ask for it by ``reveal()``."""
+        return self.password if isinstance(self.password, Secret) else Secret(self.password)
+
+
+AskCredentials: TypeAlias = Callable[[], "Credentials | str | Secret | Awaitable[Credentials | str | Secret]"]
+"""A function of the caller that returns credentials, or only the password; it may be ``async``."""
