@@ -354,6 +354,30 @@ async def test_a_rotated_authority_is_read_when_a_server_is_not_trusted(
                 await backend.close()
 
 
+async def test_another_current_context_does_not_mix_two_clusters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``kubectl config use-context`` while a program runs: the server of the one isn't judged by the other's files."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with private(Kubernetes, tls=True) as server:
+        content = config(server)
+        other = Authority("of another cluster").certificate
+        content["clusters"].append(
+            {"name": "d", "cluster": {"server": "https://127.0.0.1:1", "certificate-authority": str(other)}}
+        )
+        content["contexts"].append({"name": "play", "context": {"cluster": "d", "user": "u"}})
+        path = written(tmp_path / "config", content)
+        backend = kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
+        try:
+            await backend.leases.inspect("nothing")
+            written(path, {**content, "current-context": "play"})
+            server.stop()
+            server.start()
+            assert await backend.leases.inspect("nothing") == Vacant("nothing")
+        finally:
+            await backend.close()
+
+
 async def test_the_certificate_of_a_server_need_not_be_checked(server: Kubernetes, tmp_path: Path) -> None:
     path = written(tmp_path / "config", config(server, cluster={"insecure-skip-tls-verify": True}))
     backend = kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))

@@ -11,10 +11,11 @@ pytest.importorskip("asyncpg")
 from asyncpg.connect_utils import _read_password_file  # type: ignore[attr-defined]
 
 from tenure._backends.postgres.address import Options
-from tenure._backends.postgres.passwords import LINE_MAX, LINES_MAX, passwords_of
+from tenure._backends.postgres.passwords import LINE_MAX, LINES_MAX, passwords_of, require_user
 from tenure._redaction import redacted
 from tenure._secret import hide
 from tenure._url import Url
+from tenure.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,10 @@ def test_a_file_of_another_kind_takes_no_time(tmp_path: Path) -> None:
     file = tmp_path / "passwords"
     file.write_text("\n".join(["a" * LINE_MAX + ":b", *["h:1:d:u:p"] * 2 * LINES_MAX]))
     assert len(passwords_of(Url.parse("postgresql://h/d"), Options(passfile=str(file)), env={})) == LINES_MAX
+
+
+def test_a_missing_file_is_ignored_as_by_libpq_and_another_one_must_be_readable(tmp_path: Path) -> None:
+    url = Url.parse("postgresql://ann@h/d")
+    require_user(url, Options(passfile=str(tmp_path / "missing")), env={})
+    with pytest.raises(ConfigError, match=r"passfile=.* can't be read: Is a directory"):
+        require_user(url, Options(passfile=str(tmp_path)), env={})

@@ -19,6 +19,7 @@ import tenure
 from tenure._backends import redis
 from tenure._backends.redis import wake
 from tenure._backends.redis.address import address_of
+from tenure._backends.redis.connections import REFUSALS
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._opened import Fact
@@ -117,6 +118,23 @@ async def test_a_connection_that_can_not_be_opened_takes_no_turn(url: str) -> No
             assert await asyncio.gather(*(client.command("PING") for _ in range(6)))
         finally:
             await client.close()
+
+
+async def test_connections_that_lead_to_no_primary_are_closed_at_once_if_they_are_idle(url: str) -> None:
+    """Not when requests over them must have ended, as of a pool whose connections are in use."""
+    options = redis.Options(connections=4, timeout=60)
+    client = redis.client.Client(address_of(Url.parse(url), options), options)
+    try:
+        await asyncio.gather(*(client.command("PING") for _ in range(4)))
+        connections = client._connections()
+        idle = list(connections.redis.connection_pool._available_connections)
+        assert len(idle) == 4
+        for _ in range(REFUSALS):
+            connections.refused("acquire")
+        await until(lambda: not any(one.is_connected for one in idle))
+        assert await client.command("PING")
+    finally:
+        await client.close()
 
 
 # --- beside redis-py's Lock --------------------------------------------------------------------------------------

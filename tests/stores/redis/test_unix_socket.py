@@ -64,6 +64,7 @@ def test_the_forms_of_other_clients_name_a_socket(scheme: str) -> None:
         ("unix:///run/", "can't be one of a socket"),
         ("unix:///run/a%00b", "can't be one of a socket"),
         (f"unix:///{'x' * SOCKET_BYTES}", f"has {SOCKET_BYTES + 1} bytes, .* at most {SOCKET_BYTES}"),
+        ("unix:///run/\ud800.sock", "a character that no file can have"),
         ("unix:///run/redis.sock?cluster=true", "no socket for all its nodes"),
         ("unix:///run/redis.sock?ca=ca.pem", "doesn't use TLS; leave them out"),
         ("unix:///run/redis.sock?ssl_cert_reqs=none", "doesn't use TLS; leave them out"),
@@ -76,6 +77,11 @@ def test_the_forms_of_other_clients_name_a_socket(scheme: str) -> None:
 def test_what_names_none_is_refused(written: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         opened(written)
+
+
+def test_a_path_that_is_no_text_is_shown() -> None:
+    url = Url.parse("unix:///run/\udcff.sock")
+    assert str(address_of(url, redis.Options())) == "redis+unix:///run/%FF.sock?db=0"
 
 
 async def test_elections_queues_and_hints_work(socket: Path) -> None:

@@ -699,3 +699,15 @@ async def test_doctor_tells_the_ticks_and_the_rights(server: ZooKeeper) -> None:
         assert "add tick=0.1" in facts["sessions"].advice or "with tick=0.1" in facts["sessions"].advice
         assert advice in facts["sessions"].advice
         await backend.close()
+
+
+async def test_looks_open_no_session_of_their_own_while_another_one_connects(
+    server: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage, no session is connected yet: each look would open one, beside that of the leases."""
+    async with opened(server) as backend:
+        session = backend.client.session(TTL)
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "is_connected", False)
+            assert backend.client.session() is session
+        assert list(backend.client._sessions.values()) == [session]
