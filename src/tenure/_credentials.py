@@ -18,9 +18,9 @@ class Credentials:
     Args:
         password: The password, or the token that stands in its place; it becomes a ``Secret``, which is never shown.
         user: The user; the one in the URL if empty.
-        lasts: The seconds, from now on, for which the store accepts it; None if that isn't known. It is then used for
-            more than one connection, and asked for again after three quarters of this time. Connections that the store
-            would end with it are replaced, or get the new one, before: those to Redis and RabbitMQ.
+        lasts: The seconds, from now on, for which the store accepts it; None if that isn't known. It is used for all
+            connections that are made meanwhile, and asked for again after three quarters of this time. Connections to
+            PostgreSQL, Redis and RabbitMQ then get the new one, or are replaced by others.
 
     Raises:
         ConfigError: An argument has another type, the password is empty, or *lasts* is not above 0.

@@ -1,12 +1,15 @@
-"""A login is exchanged as docs/security.md says, by a second user; and a first one that is removed too early."""
+"""A login is exchanged as docs/security.md says: by a second user, or by another password of the first, under load."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +25,10 @@ from redis import asyncio as aioredis
 import tenure
 from tenure._backends import postgres
 from tenure._election.term import END_REASONS
+from tenure._logins import Login, logins_of
+from tenure._logins import Logins as LoginsOfClient
+from tenure._registry import load
+from tenure._url import Url
 from tenure.events import (
     BrokerUnanswered,
     CampaignFailed,
@@ -41,6 +48,8 @@ from tests.stores.postgres.migrated import native
 TTL, RENEW_EVERY = 60.0, 0.1
 """Seconds of a lease that no test waits for, and of the pauses between its renewals."""
 PASSWORDS = {"first": "hush1first", "second": "hush2second"}
+REPLACED = 4
+"""How often a password is replaced in a test."""
 
 
 class Logins:
@@ -67,6 +76,10 @@ class Logins:
     async def end(self, user: str) -> None:
         raise NotImplementedError
 
+    async def replace(self, user: str, password: str) -> None:
+        """Give the user another password, and end the connections that were made with the one of before."""
+        raise NotImplementedError
+
 
 class OfPostgres(Logins):
     """Roles with the rights of the page. A session of a role that is gone goes on, until its next request."""
@@ -80,6 +93,12 @@ class OfPostgres(Logins):
 
     async def end(self, user: str) -> None:
         await self._order(f"DROP OWNED BY {user}; DROP ROLE {user}")
+
+    async def replace(self, user: str, password: str) -> None:
+        await self._order(
+            f"ALTER ROLE {user} PASSWORD '{password}'; "
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{user}'"
+        )
 
     async def _order(self, statements: str) -> None:
         async with native(self.server.url) as connection:
@@ -95,6 +114,10 @@ class OfRedis(Logins):
 
     async def end(self, user: str) -> None:
         await self._order(f"ACL DELUSER {user}")
+
+    async def replace(self, user: str, password: str) -> None:
+        await self._order(f"ACL SETUSER {user} resetpass >{password}")
+        await self._order(f"CLIENT KILL USER {user}")
 
     async def _order(self, line: str) -> None:
         async with aioredis.Redis.from_url(self.server.url) as client:
@@ -112,6 +135,10 @@ class OfNats(Logins):
         del self.server.users[user]
         await asyncio.to_thread(self.server.reconfigure)
 
+    async def replace(self, user: str, password: str) -> None:
+        self.server.users[user] = password, {}
+        await asyncio.to_thread(self.server.reconfigure)
+
 
 class OfRabbitMQ(Logins):
     """Users with all rights. RabbitMQ closes the connections of one that is gone."""
@@ -123,6 +150,11 @@ class OfRabbitMQ(Logins):
 
     async def end(self, user: str) -> None:
         await asyncio.to_thread(self.server.order, f'rabbit_auth_backend_internal:delete_user(<<"{user}">>, {US})')
+
+    async def replace(self, user: str, password: str) -> None:
+        changed = f'rabbit_auth_backend_internal:change_password(<<"{user}">>, <<"{password}">>, {US})'
+        await asyncio.to_thread(self.server.order, changed)
+        await asyncio.to_thread(self.server.close_connections, "the password was changed")
 
 
 class OfEtcd(Logins):
@@ -138,6 +170,9 @@ class OfEtcd(Logins):
 
     async def end(self, user: str) -> None:
         await self._order("user/delete", {"name": user})
+
+    async def replace(self, user: str, password: str) -> None:
+        await self._order("user/changepw", {"name": user, "password": password})
 
     async def _order(self, what: str, body: dict[str, str]) -> None:
         def order() -> None:
@@ -361,3 +396,140 @@ async def test_a_consumer_of_a_user_that_is_removed_goes_on_when_it_is_there_aga
 
 async def is_sent(queue: tenure.Queue) -> bool:
     return not await refusal(lambda: queue.send(b"x", id="again"))
+
+
+# --- another password of the same user ---
+
+
+class Passwords:
+    """Has the newest password, as a vault does."""
+
+    def __init__(self, logins: Any) -> None:
+        self.known = [PASSWORDS["first"]]
+        self.asked = 0
+        self._logins = logins
+
+    async def credentials(self) -> tenure.Credentials:
+        self.asked += 1
+        return tenure.Credentials(self.known[-1], user="first")
+
+    async def replace(self, number: int) -> None:
+        """Replace the password: by turns first on the server, and first here."""
+        new = f"hush{number}next"
+        if number % 2:
+            self.known.append(new)
+            await self._logins.replace("first", new)
+        else:
+            await self._logins.replace("first", new)
+            self.known.append(new)
+
+
+@asynccontextmanager
+async def connected(logins: Any, passwords: Passwords) -> AsyncIterator[tuple[tenure.Backend, list[Event]]]:
+    """Yield a backend that asks for its login."""
+    events: list[Event] = []
+    scheme, _, rest = logins.server.url.partition("://")
+    url = patient(f"{scheme}://{rest.rpartition('@')[2]}")
+    async with tenure.connect(url, credentials=passwords.credentials, on_event=events.append) as backend:
+        yield backend, events
+
+
+@pytest.mark.parametrize("store", ELECTIONS)
+async def test_a_leader_keeps_its_term_while_its_password_is_replaced_again_and_again(
+    logins: Any, store: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    passwords, terms, stop = Passwords(logins), list[tenure.Term](), asyncio.Event()
+    async with connected(logins, passwords) as (backend, events), connected(logins, passwords) as (other, others):
+        running = [asyncio.create_task(lead(backend, name, stop, terms))]
+        await until(lambda: terms)
+        running.append(asyncio.create_task(lead(other, name, stop, terms)))
+        await until(lambda: count(others, StandingBy))
+        for number in range(REPLACED):
+            await passwords.replace(number)
+            await until_next(events, Renewed)
+        assert await token_of(other, name) == terms[0].token
+        assert (len(terms), count(events, TermEnding)) == (1, 0)
+        terms[0].check()
+        stop.set()
+        await asyncio.gather(*running)
+    assert passwords.asked > REPLACED
+    assert [one for one in passwords.known if one in caplog.text] == []
+
+
+async def until_more(noted: Sized, more: int = 4) -> None:
+    before = len(noted)
+    await until(lambda: len(noted) >= before + more)
+
+
+@pytest.mark.parametrize("store", QUEUES)
+async def test_no_message_is_lost_while_a_password_is_replaced_again_and_again(
+    logins: Any, store: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    passwords, handled, stop = Passwords(logins), Counter[str](), asyncio.Event()
+    sent: list[str] = []
+
+    async def handle(message: tenure.Message) -> None:
+        handled[message.id] += 1
+
+    async def send(queue: tenure.Queue) -> None:
+        while not stop.is_set():
+            one = str(len(sent))
+            if not await refusal(partial(queue.send, b"x", id=one)):  # else, it may have been sent, and is sent again
+                sent.append(one)
+
+    async with connected(logins, passwords) as (backend, _), connected(logins, passwords) as (other, _):
+        queue = backend.queue(name[-40:])
+        sending = asyncio.create_task(send(other.queue(name[-40:])))
+        consuming = asyncio.create_task(queue.consume(handle, concurrency=3, stop=stop))
+        for number in range(REPLACED):
+            await until_more(handled)
+            await until_more(sent)
+            await passwords.replace(number)
+        await until_more(sent)
+        await until_more(handled)
+        stop.set()
+        await sending
+        await consuming
+        await queue.drain()
+        left = asyncio.Event()
+        again = asyncio.create_task(queue.consume(handle, stop=left))
+        await until(lambda: set(sent) <= set(handled))
+        left.set()
+        await again
+        assert (await queue.stats()).dead == 0
+    assert passwords.asked > REPLACED
+    assert [one for one in passwords.known if one in caplog.text] == []
+
+
+class _AskedOnce(LoginsOfClient):
+    """Goes on with the first login, as clients do that are given a password when they are made."""
+
+    async def _ask(self, source: Any) -> Login:
+        login = await super()._ask(source)
+        self._kept = replace(login, renewed_at=float("inf"))
+        return login
+
+    def refused(self, login: Login) -> None:
+        pass
+
+
+@pytest.mark.parametrize("store", KINDS)
+async def test_a_planted_client_that_asks_once_is_found(
+    logins: Any, store: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        importlib.import_module(load(Url.parse(logins.server.url)).__name__ + ".client"), "logins_of", planted
+    )
+    passwords = Passwords(logins)
+    async with connected(logins, passwords) as (backend, _):
+        ask = backend.leaders if store in ELECTIONS else backend.queue(name[-40:]).stats
+        await ask()
+        await passwords.replace(0)
+        await until(lambda: refusal(ask))
+        assert "refused the login" in await refusal(ask)
+
+
+def planted(*arguments: Any, **named: Any) -> LoginsOfClient:
+    made = logins_of(*arguments, **named)
+    made.__class__ = _AskedOnce
+    return made

@@ -7,10 +7,12 @@ may be dropped at any moment, and a transaction pooler may be used.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
@@ -185,6 +187,8 @@ class Client:
         self._dsn = dsn_of(url, sslmode=self.encryption.mode, sslrootcert=self.encryption.authority)
         self.warnings: tuple[Fact, ...] = (*self.encryption.warnings, *self._logins.warnings)
         self._by_loop: dict[tuple[asyncio.AbstractEventLoop, bool], LoopConnections] = {}
+        self._renewed_at = WeakKeyDictionary[Connection, float]()
+        """When a connection should have another login, by ``time.monotonic``."""
         self._quotable: list[Secret] = []
         """The passwords that a server may quote."""
         self._checked = False
@@ -309,6 +313,7 @@ class Client:
             # The driver may quote the URL with its password, so its text is not passed on.
             kind = type(error).__name__
             raise target.lasting(f"{self.url} is not an address that the driver can read ({kind}); check it") from None
+        self._renewed_at[connection] = login.renewed_at
         connection.get_settings().register_data_types([_array(*one) for one in _ARRAYS.items()])
         return connection
 
@@ -359,8 +364,12 @@ class Client:
         if connections is None:
             for old in [one for one in self._by_loop if one[0].is_closed()]:
                 del self._by_loop[old]
-            connections = self._by_loop[key] = LoopConnections(self._open, 1 if urgent else self.options.pool)
+            size = 1 if urgent else self.options.pool
+            connections = self._by_loop[key] = LoopConnections(self._open, size, self._is_over)
         return connections
+
+    def _is_over(self, connection: Connection) -> bool:
+        return time.monotonic() >= self._renewed_at.get(connection, math.inf)
 
     async def _check_first(self, within: float) -> float:
         """Check the schema's version, once for all requests that wait for it; return the rest of *within*."""

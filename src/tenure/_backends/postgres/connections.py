@@ -79,8 +79,14 @@ class LoopConnections:
     connection is used again. So a slow server, or a slow network, gets no extra connections.
     """
 
-    def __init__(self, connect: Callable[[], Coroutine[Any, Any, Connection]], size: int) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Coroutine[Any, Any, Connection]],
+        size: int,
+        is_over: Callable[[Connection], bool] = lambda connection: False,
+    ) -> None:
         self._connect = connect
+        self._is_over = is_over  # says that its login will soon be no longer valid
         self._size = size
         self._is_closed = False
         self.schema_check: asyncio.Task[None] | None = None
@@ -115,6 +121,9 @@ class LoopConnections:
     def _next_idle(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
+            if self._is_over(connection):
+                connection.terminate()
+                continue
             if not connection.is_closed():
                 self._busy.add(connection)
                 return connection
@@ -156,7 +165,8 @@ class LoopConnections:
         """Give a connection to the first waiting request, or keep it as idle."""
         if connection.is_closed():
             return
-        if self._is_closed or self._room() <= 0 or self._opened_at[connection] <= self._good_from:
+        is_of_use = self._opened_at[connection] > self._good_from and not self._is_over(connection)
+        if self._is_closed or self._room() <= 0 or not is_of_use:
             connection.terminate()
             return
         while self._waiting:
