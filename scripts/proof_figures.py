@@ -67,6 +67,7 @@ PLANTS = {
     "tests/conformance/test_planted_changed.py": "brokers that don't tell that others made a queue anew",
     "tests/stores/test_tls.py": "stores that ignore whom their URL trusts",
     "tests/stores/test_certificates.py": "stores that read their certificates once",
+    "tests/stores/test_rotation.py": "clients of stores that ask for their password once",
     "tests/stores/test_connect_failures.py": "stores that tell a failure to connect in words of their own",
     "tests/fuzz/test_fuzz.py": "decoders of what others wrote",
     "tests/unit/test_one_line.py": "loggers whose lines others could write",

@@ -1,6 +1,7 @@
 """
 ``make proof``: the long runs, by hand. Elections and queues simulated, decoders fed with what others may have written,
-processes killed, coordinators with faults, leadership handed over to foreign clients and back, hours under load.
+processes killed, coordinators with faults, leadership handed over to foreign clients and back, all passwords and
+certificates replaced, hours under load.
 
 Each part resumes where an earlier run, also an interrupted one, has left it in the folder of ``--state``; remove the
 folder to start over. It ends with a table and, for each failure, the line that replays it.
@@ -20,6 +21,7 @@ from tests.proof import coordinators
 from tests.proof.fuzz import fuzzed
 from tests.proof.interop import interop, wanted
 from tests.proof.kills import consumers, kill, leaders, tried
+from tests.proof.rotation import rotate
 from tests.proof.simulated import election, queue, simulate
 from tests.proof.soak import soak
 from tests.proof.state import Part, State
@@ -43,6 +45,7 @@ def main(arguments: list[str]) -> int:
     kills, soaked = state.part("kills", "processes killed"), state.part("soak", "seconds")
     foreign = state.part("interop", "hand-overs")
     stores = state.part("coordinators", "fail-overs")
+    rotated = state.part("rotation", "seconds")
     try:
         follow("elections", options.elections, state, simulate(election, elections, options.elections, options.jobs))
         follow("queues", options.queues, state, simulate(queue, messages, options.queues, options.jobs))
@@ -52,6 +55,7 @@ def main(arguments: list[str]) -> int:
         follow(
             "coordinators", options.coordinators, state, coordinators.elect(stores, options.coordinators, options.state)
         )
+        follow("rotation", options.rotation, state, rotate(rotated, options.rotation, options.state / "rotation"))
         follow("soak", options.soak, state, soak(soaked, options.soak, options.state / "soak"))
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes here", file=sys.stderr)
@@ -72,6 +76,9 @@ def parser() -> argparse.ArgumentParser:
         "--interop", type=int, default=100, metavar="N", help="hand-overs per client each way (%(default)s)"
     )
     made.add_argument("--coordinators", type=int, default=500, metavar="N", help="names that fail over (%(default)s)")
+    made.add_argument(
+        "--rotation", type=int, default=600, metavar="S", help="seconds in which all logins are replaced (%(default)s)"
+    )
     made.add_argument("--soak", type=int, default=600, metavar="S", help="seconds under load (%(default)s)")
     made.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that simulate and decode"

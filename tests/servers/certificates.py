@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import subprocess
 import tempfile
@@ -49,6 +50,31 @@ class Authority:
         context = ssl.create_default_context(cafile=str(self.certificate))
         context.check_hostname = False
         return context
+
+
+class CertificateFiles:
+    """The files of a client, replaced as Kubernetes replaces those of a secret: by a link to another folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._issued = 0
+        self.names = {name: folder / f"{name}.pem" for name in ("ca", "cert", "key")}
+        for name, path in self.names.items():
+            path.symlink_to(Path("..data", f"{name}.pem"))
+
+    def renew(self, usage: str = "clientAuth", *, days: int = 2) -> tuple[Authority, tuple[Path, Path]]:
+        """Replace all by those of a new authority; return it, and a certificate of it for a server, with its key."""
+        self._issued += 1
+        authority = Authority(f"authority {self._issued}")
+        made = self._folder / f"..{self._issued}"
+        for folder in (made, made / "client", made / "server"):
+            folder.mkdir()
+        cert, key = authority.issue(made / "client", "127.0.0.1", usage, days=days)
+        for name, path in (("ca", authority.certificate), ("cert", cert), ("key", key)):
+            shutil.copy(path, made / f"{name}.pem")
+        (self._folder / "..new").symlink_to(made.name)
+        (self._folder / "..new").rename(self._folder / "..data")
+        return authority, authority.issue(made / "server")
 
 
 def _openssl(*arguments: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
@@ -43,6 +42,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tests.durations import ANSWERED_WITHIN, stretched, until
 from tests.servers import Authority, Etcd, Kubernetes, Nats, Postgres, RabbitMQ, Redis, ZooKeeper, free_port, shared
+from tests.servers.certificates import CertificateFiles
 from tests.servers.gate import HttpGate
 from tests.servers.rabbitmq import VHOST
 from tests.servers.redis_answer import RedisAnswer
@@ -88,32 +88,7 @@ STORES = {
 }
 
 
-class Files:
-    """The files of a client, replaced as Kubernetes replaces those of a secret: by a link to another folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._issued = 0
-        self.names = {name: folder / f"{name}.pem" for name in ("ca", "cert", "key")}
-        for name, path in self.names.items():
-            path.symlink_to(Path("..data", f"{name}.pem"))
-
-    def renew(self, usage: str = "clientAuth", *, days: int = 2) -> tuple[Authority, tuple[Path, Path]]:
-        """Replace all by those of a new authority; return it, and a certificate of it for a server, with its key."""
-        self._issued += 1
-        authority = Authority(f"authority {self._issued}")
-        made = self._folder / f"..{self._issued}"
-        for folder in (made, made / "client", made / "server"):
-            folder.mkdir()
-        cert, key = authority.issue(made / "client", "127.0.0.1", usage, days=days)
-        for name, path in (("ca", authority.certificate), ("cert", cert), ("key", key)):
-            shutil.copy(path, made / f"{name}.pem")
-        (self._folder / "..new").symlink_to(made.name)
-        (self._folder / "..new").rename(self._folder / "..data")
-        return authority, authority.issue(made / "server")
-
-
-def write_kubeconfigs(folder: Path, port: int, files: Files) -> dict[str, Path]:
+def write_kubeconfigs(folder: Path, port: int, files: CertificateFiles) -> dict[str, Path]:
     """Write a kubeconfig that names the files, and one that has what is in them."""
     named = {"certificate-authority": "ca", "client-certificate": "cert", "client-key": "key"}
     path = {option: str(files.names[name]) for option, name in named.items()}
@@ -175,7 +150,7 @@ class Running:
     """A backend that holds something, over TLS by proxies."""
 
     held: Held
-    files: Files
+    files: CertificateFiles
     proxies: Sequence[TlsProxy]
     folder: Path
 
@@ -205,7 +180,7 @@ async def running(name: str, folder: Path) -> AsyncIterator[Running]:
     server = shared(store.server)
     if store.server is Postgres:
         await postgres.migrate(server.url)
-    files = Files(folder)
+    files = CertificateFiles(folder)
     authority, own = files.renew()
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(TlsProxy(server.port, store.protocol))]
@@ -284,7 +259,7 @@ async def test_files_that_are_gone_for_a_moment_end_nothing(name: str, tmp_path:
 @pytest.mark.parametrize("name", [name for name, store in STORES.items() if not store.is_found])
 async def test_a_certificate_of_the_client_that_has_expired_is_told(name: str, tmp_path: Path, says_why: bool) -> None:
     """Whether the server sends an alert, or just closes the connection."""
-    store, files = STORES[name], Files(tmp_path)
+    store, files = STORES[name], CertificateFiles(tmp_path)
     authority, own = files.renew(days=-1)
     async with AsyncExitStack() as stack:
         if says_why:
@@ -310,7 +285,7 @@ async def test_a_certificate_of_the_client_that_has_expired_is_told(name: str, t
 
 async def test_a_certificate_that_is_refused_on_an_open_connection_is_read_again(tmp_path: Path) -> None:
     """Kubernetes looks at the date of a client's certificate at each request."""
-    files = Files(tmp_path)
+    files = CertificateFiles(tmp_path)
     async with HttpGate(shared(Kubernetes).port) as gate, TlsProxy(gate.port, "tls") as proxy:
 
         def first_certificate_is_over() -> None:
@@ -357,7 +332,7 @@ def untrusted(*members: Any) -> dict[int, TenureError]:
     return found
 
 
-async def renew_a_fleet(files: Files) -> None:
+async def renew_a_fleet(files: CertificateFiles) -> None:
     """Restart one member of three when the certificates of all have been replaced; fail unless it finds the leader."""
     usage = "serverAuth,clientAuth"
     files.renew(usage)
@@ -386,7 +361,7 @@ async def renew_a_fleet(files: Files) -> None:
 
 
 async def test_members_of_a_fleet_accept_and_show_new_certificates(tmp_path: Path) -> None:
-    await renew_a_fleet(Files(tmp_path))
+    await renew_a_fleet(CertificateFiles(tmp_path))
 
 
 @pytest.mark.parametrize("side", [ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH])
@@ -401,4 +376,4 @@ async def test_a_planted_member_that_reads_its_files_once_is_found(
 
     monkeypatch.setattr(ReloadingContext, "latest", read_once)
     with pytest.raises(AssertionError, match="the TLS handshake with"):
-        await renew_a_fleet(Files(tmp_path))
+        await renew_a_fleet(CertificateFiles(tmp_path))

@@ -37,7 +37,10 @@ def test_a_failure_is_shown_with_the_line_that_replays_it(tmp_path: Path, capsys
     state = State(tmp_path)
     state.part("queues", "messages").failed("seed 7: lost", "tenure sim --queues --seed 7")
     state.save()
-    none = [f"--{part}=0" for part in ("elections", "queues", "fuzz", "kills", "interop", "coordinators", "soak")]
+    none = [
+        f"--{part}=0"
+        for part in ("elections", "queues", "fuzz", "kills", "interop", "coordinators", "rotation", "soak")
+    ]
     assert main([*none, "--state", str(tmp_path)]) == 1
     assert "queues: seed 7: lost\n  replay: tenure sim --queues --seed 7" in capsys.readouterr().out
 

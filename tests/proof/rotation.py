@@ -1,0 +1,235 @@
+"""Hours in which each password and each certificate of each server is replaced, again and again, under load.
+
+A proxy speaks TLS for a server that asks for a password. Two backends of each store log in, one with the password in a
+file, and one with that of a function: a leader and a candidate that stands by, and a consumer and a sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tenure
+from tenure.events import Event, LockEnded, Renewed, TermEnding
+from tests.durations import ANSWERED_WITHIN, until
+from tests.proof.state import Part
+from tests.servers import ZooKeeper, private
+from tests.servers.certificates import CertificateFiles
+from tests.servers.rabbitmq import VHOST
+from tests.servers.tls_listener import Protocol
+from tests.servers.tls_proxy import TlsProxy
+from tests.stores.users import KINDS, Passwords
+
+REPLACED = 10
+"""How often everything is replaced."""
+STEP = 5.0
+"""Seconds after which the progress is noted."""
+TTL, RENEW_EVERY = 60.0, 1.0
+SENT_EVERY = 0.05
+AGAIN = "make proof ARGS='--rotation SECONDS' with a new --state"
+
+_FILES = "ca={ca}&cert={cert}&key={key}"
+URLS: dict[str, tuple[str, Protocol]] = {
+    "etcd": (f"etcds://first@{{at}}/?{_FILES}", "tls"),
+    "nats": (f"nats://first@{{at}}/?{_FILES}", "nats"),
+    "postgresql": ("postgresql://first@{at}/postgres?sslrootcert={ca}&sslcert={cert}&sslkey={key}", "postgres"),
+    "rabbitmq": (f"amqps://first@{{at}}/{VHOST}?{_FILES}", "tls"),
+    "redis": (f"rediss://first@{{at}}/0?{_FILES}", "tls"),
+    "zookeeper": (f"zookeeper://{{at}}/?tls=yes&{_FILES}", "tls"),
+}
+"""Of ZooKeeper, the certificates alone are replaced: its servers read their passwords once."""
+WITHOUT_QUEUES = frozenset({"etcd", "zookeeper"})
+CLOSES_LOCKS = frozenset({"rabbitmq"})
+"""Stores in which a lock ends with the connection: its message is delivered again."""
+
+
+@dataclass
+class Rotated:
+    """A store in use, with all that must not be lost."""
+
+    name: str
+    files: CertificateFiles
+    proxy: TlsProxy
+    passwords: Passwords | None
+    password_file: Path
+    terms: list[tenure.Term] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
+    handled: Counter[str] = field(default_factory=Counter)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def replace(self, number: int) -> float:
+        """Replace everything, break all connections, and return the seconds until all go on."""
+        if self.passwords is not None:
+            await self.passwords.replace(number)
+            self.write_password()
+        authority, own = await asyncio.to_thread(self.files.renew)
+        self.proxy.show(own, authority.certificate)
+        began = time.monotonic()
+        await self.proxy.sever()
+        renewed, handled = self._renewed(), len(self.handled)
+        await until(lambda: self._goes_on(renewed, handled), what=f"{self.name}, after replacement {number}")
+        return time.monotonic() - began
+
+    def write_password(self) -> None:
+        """Write the newest password into its file, in one step."""
+        assert self.passwords is not None
+        new = self.password_file.with_suffix(".new")
+        new.write_text(f"{self.passwords.known[-1]}\n")
+        new.chmod(0o600)
+        new.rename(self.password_file)
+
+    def found(self) -> list[str]:
+        """Return what was lost."""
+        ended = [repr(event) for event in self.events if isinstance(event, TermEnding)]
+        if self.name not in CLOSES_LOCKS:
+            ended += [repr(event) for event in self.events if isinstance(event, LockEnded)]
+        if len(self.terms) > 1:
+            ended.append(f"{len(self.terms)} terms")
+        return [f"{self.name}: {one}" for one in ended]
+
+    def _renewed(self) -> int:
+        return sum(isinstance(event, Renewed) for event in self.events)
+
+    def _goes_on(self, renewed: int, handled: int) -> bool:
+        leads = self.name == "rabbitmq" or self._renewed() > renewed + 1
+        return leads and (self.name in WITHOUT_QUEUES or len(self.handled) > handled + 3)
+
+    async def lead(self, backend: tenure.Backend) -> None:
+        """Lead, or stand by, to the end."""
+
+        async def work(term: tenure.Term) -> None:
+            self.terms.append(term)
+            await self.stop.wait()
+
+        await backend.election("rotation", ttl=TTL, renew_every=RENEW_EVERY).run(work, stop=self.stop)
+
+    async def consume(self, backend: tenure.Backend) -> None:
+        """Handle all that is sent."""
+
+        async def handle(message: tenure.Message) -> None:
+            self.handled[message.id] += 1
+
+        await backend.queue("rotation").consume(handle, concurrency=4, stop=self.stop)
+
+    async def send(self, backend: tenure.Backend) -> None:
+        """Send until the end; what has no answer is sent again."""
+        queue = backend.queue("rotation")
+        while not self.stop.is_set():
+            one = str(len(self.sent))
+            with suppress(tenure.Unavailable):
+                await queue.send(b"x", id=one)
+                self.sent.append(one)
+            await asyncio.sleep(SENT_EVERY)
+
+
+def rotate(part: Part, enough: int, folder: Path) -> Iterator[None]:
+    """Keep all stores in use for *enough* seconds, and replace everything ``REPLACED`` times; yield now and then.
+
+    A run that is interrupted is not counted.
+    """
+    if part.done >= enough:
+        return
+    with asyncio.Runner() as runner, _OpenOn(runner) as stack:
+        stores = runner.run(_begin(stack, folder))
+        begun = time.monotonic()
+        for number in range(REPLACED):
+            due = begun + enough * (number + 1) / (REPLACED + 1)
+            while (left := due - time.monotonic()) > 0:
+                runner.run(asyncio.sleep(min(STEP, left)))
+                yield
+            for store in stores:
+                try:
+                    part.took.setdefault(f"goes on, {store.name}", []).append(runner.run(store.replace(number)))
+                except AssertionError as error:
+                    part.failed(f"replacement {number}: {error}", AGAIN)
+                yield
+        while (left := begun + enough - time.monotonic()) > 0:
+            runner.run(asyncio.sleep(min(STEP, left)))
+            yield
+        for what in runner.run(_end(stores)):
+            part.failed(what, AGAIN)
+        part.notes |= {"messages": sum(len(store.sent) for store in stores), "replacements": REPLACED * len(stores)}
+        part.done = round(time.monotonic() - begun)
+        part.next_seed += 1
+
+
+class _OpenOn:
+    """A stack of what is open, which is closed on the loop of *runner*."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self._runner, self._stack = runner, AsyncExitStack()
+
+    def __enter__(self) -> AsyncExitStack:
+        return self._stack
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._stack.aclose())
+
+
+async def _begin(stack: AsyncExitStack, folder: Path) -> list[Rotated]:
+    return [await _opened(stack, folder / name, name) for name in URLS]
+
+
+async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
+    for old in sorted(folder.rglob("*"), reverse=True) if folder.exists() else []:
+        old.rmdir() if old.is_dir() and not old.is_symlink() else old.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    passwords: Passwords | None = None
+    if name in KINDS:
+        kind, options, users = KINDS[name]
+        server = private(kind, **options)
+        stack.callback(server.close)
+        logins: Any = users(server)
+        await logins.prepare()
+        await logins.add("first")
+        passwords = Passwords(logins)
+    else:
+        server = private(ZooKeeper)
+        stack.callback(server.close)
+    url, protocol = URLS[name]
+    files = CertificateFiles(folder)
+    authority, own = files.renew()
+    proxy = await stack.enter_async_context(TlsProxy(server.port, protocol))
+    proxy.show(own, authority.certificate)
+    store = Rotated(name, files, proxy, passwords, folder / "password")
+    url = f"{url.format(at=f'127.0.0.1:{proxy.port}', **files.names)}&timeout={ANSWERED_WITHIN}"
+    by_file, by_function = url, None
+    if passwords is not None:
+        store.write_password()
+        by_file, by_function = f"{url}&password_file={store.password_file}", passwords.credentials
+    first = await stack.enter_async_context(tenure.connect(by_file, on_event=store.events.append))
+    second = await stack.enter_async_context(tenure.connect(url, credentials=by_function, on_event=store.events.append))
+    tasks = []
+    if name != "rabbitmq":
+        tasks.append(asyncio.create_task(store.lead(first)))
+        await until(lambda: store.terms, what=f"a leader on {name}")
+        tasks.append(asyncio.create_task(store.lead(second)))
+    if name not in WITHOUT_QUEUES:
+        tasks += [asyncio.create_task(store.consume(first)), asyncio.create_task(store.send(second))]
+
+    async def finish() -> None:
+        store.stop.set()
+        await asyncio.gather(*tasks)
+
+    stack.push_async_callback(finish)
+    return store
+
+
+async def _end(stores: list[Rotated]) -> list[str]:
+    """Return what was lost, when all that was sent should have been handled."""
+    found = [what for store in stores for what in store.found()]
+    for store in stores:
+        sent = set(store.sent)
+        try:
+            await until(lambda store=store, sent=sent: sent <= set(store.handled))  # type: ignore[misc]
+        except AssertionError:
+            if store.name not in WITHOUT_QUEUES:
+                found.append(f"{store.name}: {len(sent - set(store.handled))} of {len(sent)} messages were lost")
+    return found
