@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tenure._backends import kubernetes
+from tenure._backends.kubernetes import client as client_module
 from tenure._backends.kubernetes import leases as leases_module
 from tenure._backends.kubernetes import observations, records, watch
 from tenure._election.store import Hint, LeaseStore
@@ -25,6 +26,7 @@ from tenure.testing import until
 from tenure.testing._conformance.leases.following import following
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
+from tests.connections import connections_to
 from tests.explained import facts_by_name
 from tests.servers import Kubernetes, patient, private, shared
 from tests.servers.kubernetes import lease_path
@@ -647,6 +649,30 @@ async def test_a_slow_server_is_given_up(server: Kubernetes, name: str) -> None:
         assert isinstance(await backend.leases.inspect(name), HeldBy)
 
 
+async def test_requests_wait_for_each_other_rather_than_open_a_connection_each(
+    server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "CONNECTIONS_MAX", 4)
+    async with opened(server.url) as backend:
+        before = connections_to(server.port)
+        await asyncio.gather(*(backend.leases.inspect(f"{name}-{number}") for number in range(40)))
+        assert connections_to(server.port) - before == 4
+
+
+async def test_a_request_that_got_no_turn_was_not_sent(
+    server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "CONNECTIONS_MAX", 1)
+    async with opened(f"{server.url}&timeout=0.3") as backend:
+        server.fail(verb="get", delay=1.0, times=1)
+        first = asyncio.ensure_future(backend.leases.inspect(name))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="the request was not sent"):
+            await backend.leases.inspect(name)
+        with pytest.raises(Unavailable, match="gave no answer"):
+            await first
+
+
 async def test_a_short_lease_leaves_time_to_ask_again(server: Kubernetes, name: str) -> None:
     async with opened(server.url) as backend:
         grant = await claim(backend.leases, name, ttl=3.0)
@@ -842,6 +868,19 @@ async def test_names_beyond_the_limit_of_watches_have_no_hints(server: Kubernete
         await second.close()
     assert not watches(server, f"{name}-2")
     assert len(watches(server, name)) == 1
+
+
+async def test_a_name_beyond_the_limit_is_watched_when_another_one_is_not_any_more(
+    server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_hints, "DEAF", (0.05, 0.05))
+    monkeypatch.setattr(shared_hints, "UNUSED_AFTER", 1.0)
+    async with opened(f"{server.url}&watches=1") as backend:
+        first, second = Heard(backend.leases, name), Heard(backend.leases, f"{name}-2")
+        await until(lambda: (first.told, second.told) == ([None], ["absent"]))
+        await first.close()
+        await until(lambda: second.told == ["absent", None])
+        await second.close()
 
 
 async def test_a_watch_ends_with_its_last_listener(

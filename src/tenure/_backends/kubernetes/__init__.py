@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tenure._backends.kubernetes.address import Options, address_of
-from tenure._backends.kubernetes.client import Client
+from tenure._backends.kubernetes.client import CONNECTIONS_MAX, Client
 from tenure._backends.kubernetes.diagnosis import diagnose
 from tenure._backends.kubernetes.leases import TRAITS, KubernetesLeases
 from tenure._backends.kubernetes.observations import Observations
@@ -34,6 +34,7 @@ class KubernetesBackend:
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
         self.warnings: Sequence[Fact] = client.warnings
+        self.connections_max: int = CONNECTIONS_MAX + client.options.watches + 1  # that one has the renewals
         observations = Observations(clock)
         self._watches = Watches(client, observations)
         self._renewals = Renewals(client, observations)

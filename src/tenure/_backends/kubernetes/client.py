@@ -39,6 +39,8 @@ LINE_MAX = 16 * 2**20
 """The most bytes of one line of a watch: a Lease has two millions at most."""
 LOGINS_KEPT = 4
 """Tokens that are known, after they were renewed, to the requests that are still answered: an answer may quote one."""
+CONNECTIONS_MAX = 32
+"""Connections for the requests of one loop, besides those of watches; more requests than that wait for each other."""
 PAUSE_MIN = 0.1
 """Seconds to wait at least after the server has asked for a pause."""
 PAUSE_UNTOLD = 1.0
@@ -191,6 +193,8 @@ class Session:
         self._quotable: deque[Secret | None] = deque(maxlen=LOGINS_KEPT)
         self._making = asyncio.Lock()
         self._retired = Retired[aiohttp.ClientSession]()
+        self.turns: asyncio.Semaphore = asyncio.Semaphore(CONNECTIONS_MAX)
+        """For requests, first come, first served: those that wait for one have not been sent."""
         self._closed = False
 
     async def send(self, method: str, path: str, query: Mapping[str, str], body: Json | None) -> Answer:
@@ -342,15 +346,22 @@ class Client:
         """
         within = min(self.options.timeout, within or self.options.timeout)
         session = self._session_here()
-        limit = asyncio.timeout(within)
+        limit, is_sent = asyncio.timeout(within), False
         try:
             async with limit:
                 while True:
-                    answer = await session.send(method, path, query or {}, body)
+                    async with session.turns:
+                        is_sent = True
+                        answer = await session.send(method, path, query or {}, body)
                     if answer.status != _NOT_CARRIED_OUT:
                         break
                     await self._pause(answer, request, limit, within)
         except (aiohttp.ClientError, OSError, ValueError) as error:  # a TimeoutError is an OSError
+            if not is_sent:  # other requests of this process took all the time: that says nothing of the server
+                raise Unavailable(
+                    f"no time was left to ask {self._where()}: it, or this process, is too slow; the request was not "
+                    "sent"
+                ) from error
             if limit.expired():
                 session.retire()
             raise translate(error, request, self._where(within)) from error

@@ -98,26 +98,36 @@ class Watches(SharedHints[str, "NameWatch"]):
         self.observed = observations
 
     def source(self, key: str) -> NameWatch:
-        """Make the watch of a name; beyond the limit, it only polls."""
-        return NameWatch(self, key, may_watch=len(self.here()) < self.client.options.watches)
+        """Make the watch of a name."""
+        return NameWatch(self, key)
+
+    @property
+    def are_all_used(self) -> bool:
+        """Whether so many names are watched on this loop as may be."""
+        return sum(source.is_watching for source in self.here().values()) >= self.client.options.watches
 
 
 class NameWatch(Watch):
     """The watch of one name: gives hints, and notes renewals."""
 
-    def __init__(self, watches: Watches, name: str, *, may_watch: bool) -> None:
+    def __init__(self, watches: Watches, name: str) -> None:
         super().__init__(watches.client, watches, name, {"fieldSelector": f"metadata.name={name}"})
+        self.is_watching = False
+        self._watches = watches
         self._observed = watches.observed
         self._name = name
-        self._may_watch = may_watch
         self._about: tuple[object, ...] | None = None  # of which listeners were notified; None: there is no Lease
 
     async def follow(self) -> None:
-        """Watch it, unless that may not be, or is refused."""
-        if self._may_watch:
-            await self.watch()
-        else:
+        """Watch it, unless too many are watched, or it is refused."""
+        if self._watches.are_all_used:
             self.deaf()
+            return
+        self.is_watching = True
+        try:
+            await self.watch()
+        finally:
+            self.is_watching = False
 
     def chooses(self, lease: Any) -> bool:
         """Return whether *lease* is that of the name."""
