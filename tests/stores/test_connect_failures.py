@@ -301,7 +301,7 @@ def of_postgres(error: Exception) -> Translated:
 def of_rabbitmq(error: Exception) -> Translated:
     url = Url.parse("amqp://u:p@a/b")
     address = rabbitmq_address.address_of(url)
-    return lambda worked: rabbitmq.translate(error, url, address, 5.0, worked=worked)
+    return lambda worked: rabbitmq.translate(error, url, address, 5.0, worked=worked, user="ann")
 
 
 def of_redis(error: Exception) -> Translated:

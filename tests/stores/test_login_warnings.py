@@ -56,7 +56,7 @@ def test_a_redis_without_login_is_told(url: str, code: str) -> None:
     [("guest", "10.0.0.7", True), ("guest", "127.0.0.2", False), ("guest", "localhost", False), ("app", "mq", False)],
 )
 def test_the_first_user_of_a_rabbitmq_elsewhere_is_told(user: str, host: str, warns: bool) -> None:
-    client = SimpleNamespace(address=SimpleNamespace(username=user, host=host))
+    client = SimpleNamespace(user=user, address=SimpleNamespace(host=host))
     assert bool(_login_advice(cast(Any, client))) == warns
 
 

@@ -154,7 +154,7 @@ def test_a_trace_keeps_its_lines(records: list[logging.LogRecord]) -> None:
 SOURCE = Path(tenure.__file__).parent
 OTHER_LOGGERS = {
     "_backends/azure_storage/client.py": {"'azure.core.pipeline.policies.http_logging_policy'"},  # filtered only
-    "_backends/rabbitmq/connection.py": {"'aiormq'", "'aiormq.channel'"},  # of its driver: what may be said there
+    "_backends/rabbitmq/connection.py": {"'aiormq'", "'aiormq.channel'", "'aiormq.connection'"},  # of its driver
     "testing/loop.py": {"'asyncio'"},
 }
 

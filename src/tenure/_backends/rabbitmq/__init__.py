@@ -11,6 +11,7 @@ from tenure._backends.rabbitmq.address import Options, address_of
 from tenure._backends.rabbitmq.client import Client
 from tenure._backends.rabbitmq.diagnosis import diagnose
 from tenure._backends.rabbitmq.queue import QUEUE_TRAITS, RabbitBroker
+from tenure._logins import Source, names_source
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.closing import close_in_order
@@ -20,16 +21,17 @@ from tenure.errors import ConfigError
 __all__ = ["QUEUE_TRAITS", "Options", "RabbitBackend", "RabbitBroker", "open"]
 
 
-def open(url: Url, *, clock: Clock | None = None) -> RabbitBackend:
+def open(url: Url, *, clock: Clock | None = None, credentials: Source | None = None) -> RabbitBackend:
     """Open the RabbitMQ that *url* names; the first request connects.
 
     Raises:
         ConfigError: The URL names no server, or an option is unknown or doesn't fit.
     """
-    address, options = address_of(url), url.options(Options)
+    options = url.options(Options)
+    address = address_of(url, has_source=names_source(options, credentials))
     if not address.is_tls and (options.ca or options.cert or options.key):
         raise ConfigError(f"{str(url)!r} has options for TLS, but doesn't use TLS; write amqps://")
-    return RabbitBackend(Client(url, address, options), clock or SystemClock())
+    return RabbitBackend(Client(url, address, options, credentials), clock or SystemClock())
 
 
 class RabbitBackend:

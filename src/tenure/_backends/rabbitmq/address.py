@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 from urllib.parse import quote, unquote
 
+from tenure._logins import Login, PasswordOptions
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._secret import Secret
@@ -24,7 +25,7 @@ LOGIN_MAX = 3_000
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PasswordOptions):
     """The query of an ``amqp:`` URL.
 
     Args:
@@ -87,13 +88,13 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Host, port and virtual host of a RabbitMQ, and the login."""
+    """Host, port and virtual host of a RabbitMQ, and the login; without a password, if that comes from elsewhere."""
 
     host: str
     port: int
     vhost: str
     username: str
-    password: Secret
+    password: Secret | None
     is_tls: bool
 
     @property
@@ -106,8 +107,8 @@ class Address:
         return f"{'amqps' if self.is_tls else 'amqp'}://{self.server}/{vhost}"
 
 
-def address_of(url: Url) -> Address:
-    """Return the address that *url* names.
+def address_of(url: Url, *, has_source: bool = False) -> Address:
+    """Return the address that *url* names; its login is that of ``guest``, unless the password *has_source* elsewhere.
 
     As other clients read it, a path that is missing or ``/`` names the virtual host ``/``, as ``%2F`` does.
 
@@ -128,13 +129,33 @@ def address_of(url: Url) -> Address:
             f"the virtual host in {str(url)!r} ({len(vhost)} characters, {len(vhost.encode())} bytes) must not be "
             f"longer than {VHOST_LETTERS} characters and {VHOST_BYTES} bytes"
         )
-    user, password = url.user.reveal() if url.user else "guest", url.password or Secret("guest")
-    if (size := len(user.encode()) + len(password.reveal().encode())) > LOGIN_MAX:
-        raise ConfigError(
-            f"user and password of {url.scheme}://{url.hosts} ({size:,} bytes) must not be longer than {LOGIN_MAX:,} "
-            "bytes together: they must fit into AMQP's first frame"
-        )
+    user, password = url.user.reveal() if url.user else "", url.password
+    if not has_source:
+        user, password = user or "guest", password or Secret("guest")
+    require_fitting(Login(user, password), f"{url.scheme}://{url.hosts}")
     return Address(host, port, vhost, user, password, is_tls)
+
+
+def require_fitting(login: Login, source: str) -> None:
+    """Refuse a *login* that is too long; *source* is where it is from.
+
+    Raises:
+        ConfigError: It is.
+    """
+    password = login.password.reveal() if login.password else ""
+    if (size := len(f"{login.user or ''}{password}".encode())) > LOGIN_MAX:
+        raise ConfigError(
+            f"user and password of {source} ({size:,} bytes) must not be longer than {LOGIN_MAX:,} bytes together: "
+            "they must fit into AMQP's first frame"
+        )
+
+
+def granting(user: str, names: str = "") -> str:
+    """Return how to let a *user* do everything, with all *names* that match this; the user of a token if empty."""
+    rights = f"to configure, write and read {names}".rstrip()
+    if not user:
+        return f"give the token the scopes {rights}"
+    return f"give the user {user!r} the rights {rights} with rabbitmqctl set_permissions"
 
 
 def require_files(address: Address, options: Options) -> tuple[Fact, ...]:

@@ -15,20 +15,24 @@ from typing import Any, Literal, TypeVar
 
 from aiormq import spec
 
-from tenure._backends.rabbitmq.address import Address, Options, require_files, tls_of
+from tenure._backends.rabbitmq.address import Address, Options, granting, require_files, require_fitting, tls_of
 from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Published, connect
 from tenure._backends.rabbitmq.errors import (
     AmqpError,
     ChannelLost,
     ConnectionLost,
+    NoLogin,
     NotConfirmed,
     NotTaken,
     Unacceptable,
+    is_login_refused,
 )
+from tenure._backends.rabbitmq.login_renewal import renew_login
 from tenure._backends.rabbitmq.names import PROBE, is_queue
 from tenure._backends.rabbitmq.properties import Properties
 from tenure._backends.rabbitmq.rejections import find_rejected, largest_body, outcomes
 from tenure._connect_failures import NotConnectedInTime, Target
+from tenure._logins import Login, Source, logins_of
 from tenure._opened import Fact
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
@@ -87,21 +91,25 @@ def translate(
     within: float,
     *,
     worked: bool,
+    user: str,
+    source: str = "",
     own: OwnCertificate | None = None,
     timeout: float | None = None,
 ) -> TenureError:
-    """Turn an error of the connection or the server into one of ours.
+    """Turn an error of the connection, which *user* has, or of the server into one of ours.
 
     A permanent error is a ``ConfigError``, unless the server *worked* before: then rights are being changed, or it is
     being set up anew, and may fit soon.
     """
     said = redacted(error.text if isinstance(error, AmqpError) else str(error))
     tls = TlsAdvice(plain="for a server without TLS, write amqp://", own=own)
-    target = Target(url, address.server, worked=worked, software="RabbitMQ", tls=tls, timeout=timeout)
+    target = Target(url, address.server, worked=worked, software="RabbitMQ", tls=tls, timeout=timeout, source=source)
     match error:
         case TimeoutError():
             return target.no_answer(within)
-        case ConnectionLost(code=403):
+        case NoLogin():
+            return type(error.reason)(said)
+        case AmqpError() if is_login_refused(error):
             return target.login_refused(said, "check user and password in the URL")
         case ConnectionLost(code=530):
             return target.lasting(
@@ -109,11 +117,7 @@ def translate(
                 "add_vhost, and give the user rights in it"
             )
         case ChannelLost(code=403):
-            return target.not_permitted(
-                said,
-                f"give the user {address.username!r} the rights to configure, write and read with rabbitmqctl "
-                "set_permissions",
-            )
+            return target.not_permitted(said, granting(user))
         case AmqpError(code=0) | OSError() if failed := target.failure(error):
             return failed
         case ChannelLost(code=406) if CONSUMER_TIMEOUT.search(error.text):
@@ -152,11 +156,15 @@ def translate(
 class Client:
     """A RabbitMQ in use."""
 
-    def __init__(self, url: Url, address: Address, options: Options) -> None:
+    def __init__(self, url: Url, address: Address, options: Options, credentials: Source | None = None) -> None:
         self.url = url
         self.address = address
         self.options = options
-        self.warnings: tuple[Fact, ...] = require_files(address, options)
+        files = require_files(address, options)
+        self._logins = logins_of(address, options, credentials, user=address.username, password=address.password)
+        self.warnings: tuple[Fact, ...] = (*files, *self._logins.warnings)
+        self.user: str = address.username
+        """The user of the newest login; empty if its token names it."""
         self.tls: ReloadingContext | None = tls_of(address, options)
         self._home: asyncio.AbstractEventLoop | None = _running_loop()
         self._connections: dict[Purpose, AmqpConnection] = {}
@@ -217,6 +225,11 @@ class Client:
         with suppress(RuntimeError):
             self.home.call_soon_threadsafe(act, *arguments)
 
+    @property
+    def source(self) -> str:
+        """Where passwords come from, in words; empty: the URL."""
+        return self._logins.source
+
     # --- on the loop of the connections ---
 
     async def _run(self, request: Callable[[], Coroutine[Any, Any, T]], within: float | None, to_end: bool) -> T:
@@ -250,8 +263,17 @@ class Client:
     def _translated(self, error: Exception, within: float) -> TenureError:
         if isinstance(error, TimeoutError) and self.waits_for:
             return Unavailable(f"{self.url} could not do it within {within:g} s (option timeout): {self.waits_for}")
-        own, timeout = shown_by(self.tls), self.options.timeout
-        return translate(error, self.url, self.address, within, worked=self._worked, own=own, timeout=timeout)
+        return translate(
+            error,
+            self.url,
+            self.address,
+            within,
+            worked=self._worked,
+            user=self.user,
+            source=self._logins.source,
+            own=shown_by(self.tls),
+            timeout=self.options.timeout,
+        )
 
     def note_consumer_timeout(self, seconds: float) -> None:
         """Note the server's own limit, which it tells when it closes a channel for it."""
@@ -274,17 +296,28 @@ class Client:
         return await asyncio.shield(task)
 
     async def _connect(self, purpose: Purpose) -> AmqpConnection:
-        within = self.options.timeout * CONNECTING_SHARE
         try:
-            # A limit of its own: the caller who began it may have given up, or wait for longer.
-            async with asyncio.timeout(within):
-                connection = await connect(self.address, self.options, self.tls, purpose)
-        except TimeoutError as error:
-            raise NotConnectedInTime(within) from error
+            connection = await self._logins.let_in(partial(self._open, purpose), is_login_refused)
+        except TenureError as error:  # of the source
+            raise NoLogin(error) from error
         if self._closed:
             await connection.close()
             raise ConnectionLost(0, "the backend is closed")
         self._connections[purpose] = connection
+        return connection
+
+    async def _open(self, purpose: Purpose, login: Login) -> AmqpConnection:
+        require_fitting(login, self._logins.source)
+        self.user = login.user or ""
+        within = self.options.timeout * CONNECTING_SHARE
+        try:
+            # A limit of its own: the caller who began it may have given up, or wait for longer.
+            async with asyncio.timeout(within):
+                connection = await connect(self.address, self.options, login, self.tls, purpose)
+        except TimeoutError as error:
+            raise NotConnectedInTime(within) from error
+        if not self._logins.is_fixed:
+            connection.do_while_open(renew_login(connection, self._logins, login), "login")
         return connection
 
     async def sending(self) -> AmqpChannel:

@@ -19,15 +19,17 @@ import logging
 import ssl
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import aiormq
 from aiormq import spec
-from aiormq.abc import DeliveredMessage
+from aiormq.abc import ChannelFrame, DeliveredMessage
+from aiormq.auth import AuthBase
 
 from tenure._backends.rabbitmq.address import Address, Options
 from tenure._backends.rabbitmq.errors import (
@@ -37,11 +39,13 @@ from tenure._backends.rabbitmq.errors import (
     NotTaken,
     Refused,
     Returned,
+    is_login_over,
     refusal,
     refusal_to_connect,
 )
 from tenure._backends.rabbitmq.properties import Properties, read_properties
 from tenure._backends.rabbitmq.wire import Message, Wire, connected, unread
+from tenure._logins import Login
 from tenure._runtime.closing import close_in_order
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
@@ -76,19 +80,44 @@ logging.getLogger("aiormq").addHandler(logging.NullHandler())
 
 
 class _WithoutContent(logging.Filter):
-    """Names a message by its id where the driver would log it with body and headers: one that comes back too late."""
+    """Names by its id, or kind, what the driver would log with its content.
+
+    That is a message that comes back too late, with body and headers; and, at ``DEBUG``, a new secret.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
-            record.args = tuple(_named(one) if isinstance(one, DeliveredMessage) else one for one in record.args)
+            record.args = tuple(map(_named, record.args))
         return True
 
 
-def _named(message: DeliveredMessage) -> str:
-    return f"<message {message.header.properties.message_id!r}>"
+def _named(content: object) -> object:
+    match content:
+        case DeliveredMessage():
+            return f"<message {content.header.properties.message_id!r}>"
+        case ChannelFrame() if content.payload[_METHOD_AT : _METHOD_AT + len(_UPDATE_SECRET)] == _UPDATE_SECRET:
+            return "<update-secret>"
+    return content
 
+
+_UPDATE_SECRET, _METHOD_AT = b"\0\x0a\0\x46", 7
+"""How a frame with a new secret begins, behind its type, channel and length."""
 
 logging.getLogger("aiormq.channel").addFilter(_WithoutContent())
+logging.getLogger("aiormq.connection").addFilter(_WithoutContent())
+
+
+class _Driver(aiormq.Connection):
+    """The driver, which would log in as ``guest`` where no user is named: with a token, none is needed."""
+
+    def _credentials_class(self, start_frame: spec.Connection.Start) -> Any:
+        found = super()._credentials_class(start_frame)
+        return found if self.url.user else SimpleNamespace(name=found.name, value=_WithoutUser)
+
+
+class _WithoutUser(AuthBase):
+    def encode(self) -> str:
+        return f"\0\0{self.connector.url.password or ''}"
 
 
 @dataclass(slots=True, eq=False)
@@ -386,6 +415,8 @@ class AmqpChannel:
             if future not in sent:
                 _fail(future, NotTaken(0, f"the channel was closed before: {error}") if sent else error)
         self.connection.forget(self)
+        if is_login_over(error):
+            self.connection.login_over.set()
         self.on_lost(error)
 
     def end(self, error: AmqpError) -> None:
@@ -402,6 +433,8 @@ class AmqpConnection:
         self.lost: AmqpError | None = None
         self.is_replaced = False
         """Whether it is closed for a message that the server has refused: another one can do what it was asked for."""
+        self.login_over = asyncio.Event()
+        """Set when the server refuses a request as the token has ended that the connection was made with."""
         self.heartbeat = options.heartbeat
         self.patience = PATIENCE * options.timeout
         self._raw: aiormq.Connection | None = None
@@ -412,16 +445,17 @@ class AmqpConnection:
         self._timer: asyncio.TimerHandle | None = None
         self._watching = False
         self._closing: asyncio.Task[None] | None = None
+        self._while_open: list[asyncio.Task[None]] = []
 
     # --- for the client ---
 
-    async def open(self, address: Address, tls: ssl.SSLContext | None, purpose: str) -> None:
+    async def open(self, address: Address, login: Login, tls: ssl.SSLContext | None, purpose: str) -> None:
         """Connect, and log in."""
         self._wire = await connected(address.host, address.port, tls, self._on_wire_lost, self._on_message)
-        login = ":".join(quote(part or "", safe="") for part in (address.username, revealed(address.password)))
+        named = ":".join(quote(part or "", safe="") for part in (login.user, revealed(login.password)))
         host = f"[{address.host}]" if ":" in address.host else address.host
-        url = f"amqp://{login}@{host}:{address.port}/{quote(address.vhost, safe='')}?heartbeat={self.heartbeat}"
-        self._raw = aiormq.Connection(
+        url = f"amqp://{named}@{host}:{address.port}/{quote(address.vhost, safe='')}?heartbeat={self.heartbeat}"
+        self._raw = _Driver(
             url,
             transport_factory=self._wire,
             client_properties={
@@ -499,6 +533,23 @@ class AmqpConnection:
             if self._newest_number not in self._driver.channels:
                 return self._newest_number
         raise ConnectionLost(0, f"all {most:,} channels of the connection are in use")
+
+    async def update_secret(self, login: Login) -> None:
+        """Let the server go on with the password, or token, of another *login*.
+
+        Raises:
+            AmqpError: It was refused, which ends the connection; or there was no answer.
+        """
+        try:
+            await self._driver.update_secret(revealed(login.password) or "", reason="renewed", timeout=self.patience)
+        except TimeoutError as error:
+            raise AmqpError(0, f"a new secret had no answer within {self.patience:g} s") from error
+        except aiormq.AMQPError as error:
+            raise refusal(error) from error
+
+    def do_while_open(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Begin *work*, which is cancelled when the connection is over."""
+        self._while_open.append(self.spawn(work, name))
 
     async def close(self) -> None:
         """Say goodbye, and close it; or, if it is lost, wait until nothing of it is left."""
@@ -597,6 +648,8 @@ class AmqpConnection:
         self.lost = error
         if self._timer is not None:  # it was opened
             self._timer.cancel()
+            for task in self._while_open:
+                task.cancel()
             self._closing = self.spawn(self._driver.close(aiormq.ConnectionClosed(error.code, error.text)), "close")
         for channel in list(self._channels.values()):
             channel.end(error)
@@ -618,7 +671,9 @@ def _close_unused(opening: asyncio.Task[AmqpChannel]) -> None:
         opening.result().begin_close()
 
 
-async def connect(address: Address, options: Options, tls: ssl.SSLContext | None, purpose: str) -> AmqpConnection:
+async def connect(
+    address: Address, options: Options, login: Login, tls: ssl.SSLContext | None, purpose: str
+) -> AmqpConnection:
     """Return a connection that can be used.
 
     Raises:
@@ -626,5 +681,5 @@ async def connect(address: Address, options: Options, tls: ssl.SSLContext | None
         OSError: It can't be reached.
     """
     connection = AmqpConnection(options)
-    await connection.open(address, tls, purpose)
+    await connection.open(address, login, tls, purpose)
     return connection

@@ -24,6 +24,7 @@ from typing import Any
 
 from aiormq import spec
 
+from tenure._backends.rabbitmq.address import granting
 from tenure._backends.rabbitmq.client import ACCESS_REFUSED, NOT_FOUND, Client
 from tenure._backends.rabbitmq.errors import ChannelLost
 from tenure._backends.rabbitmq.names import ALL_DELAYS, DUE, GONE, amqp_name, delay_name, is_queue
@@ -112,9 +113,8 @@ class Delays:
                 raise
             # Also if requests worked before: the first of these may be permitted, and nothing is tried again.
             raise ConfigError(
-                f"{self._client.url} refuses to make what delayed messages go through: {error.text}; give the user "
-                f"{self._client.address.username!r} the rights to configure, write and read {RIGHTS!r} with "
-                "rabbitmqctl set_permissions"
+                f"{self._client.url} refuses to make what delayed messages go through: {error.text}; "
+                f"{granting(self._client.user, repr(RIGHTS))}"
             ) from error
         self._note(level, {level})
 

@@ -38,7 +38,7 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
         Fact("server", f"RabbitMQ {version}, cluster {cluster}", advice, "rabbitmq-version"),
         _tls(client, connection.tls_version),
         Fact("virtual host", client.address.vhost),
-        Fact("login", client.address.username, _login_advice(client), "rabbitmq-guest"),
+        Fact("login", _login(client), _login_advice(client), "rabbitmq-guest"),
         await _queues(broker),
         Fact(
             "heartbeat",
@@ -81,7 +81,12 @@ def _tls(client: Client, version: str) -> Fact:
     )
 
 
+def _login(client: Client) -> str:
+    user = client.user or "the user of the token"
+    return f"{user}; the password is that of {client.source}" if client.source else user
+
+
 def _login_advice(client: Client) -> str:
-    if client.address.username == "guest" and not is_loopback(client.address.host):
+    if client.user == "guest" and not is_loopback(client.address.host):
         return "the server's well-known first user; add one of your own"
     return ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import aiormq
 
+from tenure.errors import TenureError
+
 
 class AmqpError(Exception):
     """The server, or the connection to it, refused or failed.
@@ -19,6 +21,14 @@ class AmqpError(Exception):
 
 class ConnectionLost(AmqpError):
     """The connection is over, and everything that was on it."""
+
+
+class NoLogin(ConnectionLost):
+    """There is no connection, as there is nothing to log in with, for a *reason* that is one of our errors."""
+
+    def __init__(self, reason: TenureError) -> None:
+        super().__init__(0, str(reason))
+        self.reason = reason
 
 
 class ChannelLost(AmqpError):
@@ -63,6 +73,12 @@ class Rejected(Unacceptable):
     """The server has refused a message, and closed the channel for it; others that were sent with it may be kept."""
 
 
+_REFUSED_SECRET, _ENDED = "New secret was refused", "rabbit_auth_backend_oauth2 returned an error"
+"""What the server says of the login of an open connection: of another one, and that it ends with; of its own.
+
+Of the latter, the end may be missing, that the token has expired: a text in AMQP has 255 bytes.
+"""
+
 _CODES: dict[type[BaseException], int] = {
     aiormq.ChannelAccessRefused: 403,
     aiormq.ChannelNotFoundEntity: 404,
@@ -78,6 +94,21 @@ _CODES: dict[type[BaseException], int] = {
     aiormq.ConnectionNotImplemented: 540,
     aiormq.ConnectionInternalError: 541,
 }
+
+
+def is_login_refused(error: Exception) -> bool:
+    """Return whether the server refuses the login of a connection, be it new or open."""
+    match error:
+        case ConnectionLost():
+            return error.code == 403 or (error.code == 530 and _REFUSED_SECRET in error.text)
+        case AmqpError():
+            return is_login_over(error)
+    return False
+
+
+def is_login_over(error: AmqpError) -> bool:
+    """Return whether the server refuses a request on an open connection as its token has ended."""
+    return error.code == 403 and _ENDED in error.text
 
 
 def refusal(error: BaseException | None) -> AmqpError:
