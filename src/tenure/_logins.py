@@ -166,6 +166,13 @@ class Logins:
         if self._kept is not None and self._kept.is_same(login):
             self._kept = None
 
+    def unanswered(self, within: float) -> Unavailable | None:
+        """Return the error of who has waited for a connection so many seconds; None if no login is being asked for."""
+        asking = self._asking.get(asyncio.get_running_loop())
+        if asking is None or asking.done():
+            return None
+        return Unavailable(f"{self.source} gave no password within {within:.3g} s; it has {ASK_MAX:g} s for that")
+
     async def let_in(self, connect: Callable[[Login], Awaitable[T]], is_refused: Callable[[Exception], bool]) -> T:
         """Return the result of *connect* with the newest login; call it again if that is replaced just now.
 

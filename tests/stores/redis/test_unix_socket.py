@@ -149,6 +149,19 @@ async def test_a_socket_without_a_server_is_told(socket: Path, tmp_path: Path) -
             await backend.close()
 
 
+@pytest.mark.parametrize(
+    ("login", "said"),
+    [("app:wrong@", "refused the login.*check user and password in the URL"), ("", "has no such database: .*slash")],
+)
+async def test_what_a_server_refuses_is_told_as_over_tcp(socket: Path, login: str, said: str) -> None:
+    backend = opened(f"unix://{login}{socket}?db={0 if login else 99}")
+    try:
+        with pytest.raises(ConfigError, match=said):
+            await backend.leases.inspect("nightly")
+    finally:
+        await backend.close()
+
+
 async def test_a_socket_of_a_server_that_comes_back_is_used_again(socket: Path) -> None:
     """A client that was connected finds the new server at the same path."""
     with TemporaryDirectory(prefix="tenure") as folder:

@@ -17,6 +17,7 @@ from tenure._backends.redis.leases import TRAITS, RedisLeases
 from tenure._backends.redis.queue import QUEUE_TRAITS, RedisBroker
 from tenure._backends.redis.sentinel import SentinelClient, SentinelOptions, primary_of
 from tenure._backends.redis.wake import Wake
+from tenure._logins import Source
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_in_order
@@ -26,7 +27,7 @@ from tenure.errors import ConfigError
 __all__ = ["QUEUE_TRAITS", "TRAITS", "Options", "RedisBackend", "RedisBroker", "RedisLeases", "open"]
 
 
-def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
+def open(url: Url, *, clock: Clock | None = None, credentials: Source | None = None) -> RedisBackend:
     """Open the Redis that *url* names; the first request connects. *clock* is not used: the server's judges expiry.
 
     Raises:
@@ -36,11 +37,12 @@ def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
         sentinel_options = url.options(SentinelOptions)
         primary = primary_of(url, sentinel_options)
         _require_tls(url, primary, sentinel_options)
-        return RedisBackend(SentinelClient(primary, sentinel_options))
+        return RedisBackend(SentinelClient(primary, sentinel_options, credentials))
     options = url.options(Options)
     address = address_of(url, options)
     _require_tls(url, address, options)
-    return RedisBackend(ClusterClient(address, options) if options.cluster else Client(address, options))
+    kind = ClusterClient if options.cluster else Client
+    return RedisBackend(kind(address, options, credentials))
 
 
 def _require_tls(url: Url, address: Address, options: Options) -> None:

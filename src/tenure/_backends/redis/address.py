@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 from urllib.parse import quote, unquote
 
+from tenure._logins import PasswordOptions
 from tenure._secret import Secret
 from tenure._set_aside import set_aside
 from tenure._url import Url
@@ -29,7 +30,7 @@ Endpoint = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PasswordOptions):
     """The query of a ``redis:`` URL.
 
     Args:

@@ -23,9 +23,17 @@ from redis import asyncio as aioredis
 from redis import exceptions
 
 from tenure._backends.redis.address import Address, Endpoint, Options
-from tenure._backends.redis.connections import LoopConnections, close_on, is_elsewhere, run_scripts, unquoted
+from tenure._backends.redis.connections import (
+    LoopConnections,
+    close_on,
+    has_waited_for_login,
+    is_elsewhere,
+    run_scripts,
+    unquoted,
+)
 from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Script
 from tenure._connect_failures import Target
+from tenure._logins import Logins, Source, logins_of
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._redaction import redacted, redacting
@@ -48,15 +56,16 @@ def translate(
     permitted: bool = False,
     is_cluster: bool = False,
     own: OwnCertificate | None = None,
+    source: str = "",
 ) -> TenureError:
     """Turn an error of redis-py about the Redis at *place* into one of ours.
 
     A permanent error is a ``ConfigError``, unless the client *worked* before (for rights: was *permitted*): then the
-    server is being changed, and may work again.
+    server is being changed, and may work again. The password comes from *source*, or from the URL.
     """
     text = str(error).rstrip(".")
     said = redacted(text)
-    target = target_of(error, place, worked=worked, own=own)
+    target = replace(target_of(error, place, worked=worked, own=own), source=source)
     match error:
         case exceptions.ConnectionError() if failed := target.failure(error):
             return failed
@@ -64,7 +73,7 @@ def translate(
             return replace(target, worked=permitted).not_permitted(
                 said, "grant it the keys and commands that docs/redis.md lists"
             )
-        case exceptions.AuthenticationError() if text.startswith("Authentication required"):
+        case exceptions.AuthenticationError() if text.startswith("Authentication required") and not source:
             return target.login_missing("write the password into the URL: redis://:PASSWORD@…")
         case exceptions.AuthenticationError():
             return target.login_refused(said, "check user and password in the URL")
@@ -206,8 +215,10 @@ class Client:
     is_cluster: ClassVar[bool] = False
     """Whether a script can reach the keys of one slot only."""
 
-    def __init__(self, address: Address, options: Options) -> None:
-        self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+    def __init__(self, address: Address, options: Options, credentials: Source | None = None) -> None:
+        files = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+        self.logins: Logins = logins_of(address, options, credentials, user=address.username, password=address.password)
+        self.warnings: tuple[Fact, ...] = (*files, *self.logins.warnings)
         self.address = address
         self.options = options
         self.tls: ReloadingContext | None = _tls_of(address, options) if address.uses_tls else None
@@ -251,7 +262,7 @@ class Client:
         return connections
 
     def _new_connections(self) -> LoopConnections:
-        return LoopConnections(self.address, self.options, self.tls)
+        return LoopConnections(self.address, self.options, self.tls, self.logins)
 
     def require_open(self) -> None:
         """Raise ``ConfigError`` after :meth:`close`."""
@@ -267,6 +278,7 @@ class Client:
             permitted=self._permitted,
             is_cluster=self.is_cluster,
             own=self.own if self.address.is_tls else None,
+            source=self.logins.source,
         )
 
     async def send(self, request: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:
@@ -286,6 +298,9 @@ class Client:
             async with asyncio.timeout(within) as limit:
                 answer = await request(limit)
         except TimeoutError as error:
+            unanswered = self.logins.unanswered(within)
+            if unanswered is not None and has_waited_for_login(error.__cause__):
+                raise unanswered from error
             self._note_unanswered()
             target = Target(self.address, timeout=self.options.timeout)
             raise target.no_answer(within, _tls_hint(str(self.address), self._worked)) from error

@@ -17,6 +17,7 @@ import random
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from redis import asyncio as aioredis
@@ -27,6 +28,7 @@ from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.client import Client, cluster_code, is_other_data, without_arguments
 from tenure._backends.redis.connections import LoopConnections, first_answer, is_unanswered, run_scripts
 from tenure._backends.redis.scripts import Answer, Argument, Call, Script
+from tenure._logins import Logins, Source
 from tenure._runtime.closing import close_together
 from tenure.errors import ConfigError, Unavailable
 
@@ -39,10 +41,9 @@ REDIRECTS_MAX = 4
 class Nodes:
     """The nodes as one event loop knows them: a pool for each one in use, and the slot map."""
 
-    def __init__(self, address: Address, options: Options, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: Address, options: Options, tls: ssl.SSLContext | None, logins: Logins) -> None:
         self._address = address
-        self._options = options
-        self._tls = tls
+        self._connect = partial(LoopConnections, options=options, tls=tls, logins=logins)
         self._connections: dict[Endpoint, LoopConnections] = {}
         self._slots: dict[int, Endpoint] = {}
         self._endpoints: list[Endpoint] = [self._seed]
@@ -53,7 +54,7 @@ class Nodes:
         connections = self._connections.get(endpoint)
         if connections is None:
             address = replace(self._address, host=endpoint[0], port=endpoint[1])
-            connections = self._connections[endpoint] = LoopConnections(address, self._options, self._tls)
+            connections = self._connections[endpoint] = self._connect(address)
         return connections
 
     def primaries(self) -> list[Endpoint]:
@@ -125,8 +126,8 @@ class ClusterClient(Client):
 
     is_cluster = True
 
-    def __init__(self, address: Address, options: Options) -> None:
-        super().__init__(address, options)
+    def __init__(self, address: Address, options: Options, credentials: Source | None = None) -> None:
+        super().__init__(address, options, credentials)
         if address.database:
             raise ConfigError(f"a Redis Cluster has database 0 only, not {address.database}; remove it from the URL")
         self._nodes: dict[asyncio.AbstractEventLoop, Nodes] = {}
@@ -250,7 +251,7 @@ class ClusterClient(Client):
         if nodes is None:
             for ended in [known for known in self._nodes if known.is_closed()]:
                 del self._nodes[ended]
-            nodes = self._nodes[loop] = Nodes(self.address, self.options, self.tls)
+            nodes = self._nodes[loop] = Nodes(self.address, self.options, self.tls, self.logins)
         return nodes
 
     async def _command_at(self, key: str, *words: Argument, within: float | None = None) -> Answer:

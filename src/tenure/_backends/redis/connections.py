@@ -1,4 +1,4 @@
-"""The connections of one event loop to one server: a fair pool, replaced when its connections fail."""
+"""The connections of one event loop to one server: a fair pool, replaced when they fail; each has the newest login."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from redis.backoff import NoBackoff
 
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.scripts import Answer, Argument, Call
+from tenure._logins import Login, Logins
 from tenure._runtime.closing import Close, close_together
 from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
@@ -37,6 +39,11 @@ REFUSALS = 3
 REPLACED_EVERY = 1.0
 """Seconds from a replacement of connections until refusals may cause the next one."""
 
+SAME_END = 1.0
+"""Seconds by which two ends of one token may differ: they are calculated, by clocks of whole seconds."""
+_NO_LOGIN = "it waited for a login"
+"""What the cancellation of such a request says."""
+
 _ELSEWHERE = re.compile(
     r"\b(READONLY|MASTERDOWN|LOADING)\b|(?i:\bread[- ]only (replica|slave)\b|\b(not|no) (an? |the )?(primary|master)\b)"
 )
@@ -50,6 +57,11 @@ _NO_ANSWER = exceptions.ConnectionError, exceptions.TimeoutError, OSError
 def is_unanswered(error: BaseException, limit: asyncio.Timeout) -> bool:
     """Return whether *error* means that no server answered in time. A cancellation by the caller does not."""
     return isinstance(error, _NO_ANSWER) or (isinstance(error, asyncio.CancelledError) and limit.expired())
+
+
+def has_waited_for_login(error: BaseException | None) -> bool:
+    """Return whether *error* is the cancellation of a request that got no login in time, so no server was asked."""
+    return isinstance(error, asyncio.CancelledError) and error.args == (_NO_LOGIN,)
 
 
 def is_elsewhere(error: object) -> bool:
@@ -72,10 +84,12 @@ class LoopConnections:
         address: Address,
         options: Options,
         tls: ssl.SSLContext | None,
-        connect: Callable[[Address, Options, ssl.SSLContext | None], aioredis.Redis] | None = None,
+        logins: Logins,
+        connect: Callable[[Address, Options, ssl.SSLContext | None, Logins], aioredis.Redis] | None = None,
     ) -> None:
         self._options = options
-        self._connect = partial(connect or connected, address, options, tls)
+        self._logins = logins
+        self._connect = partial(connect or connected, address, options, tls, logins)
         self.redis: aioredis.Redis = self._connect()
         self._has_idle = False
         self._refusals: Counter[str] = Counter()  # in a row, by what was refused
@@ -95,11 +109,16 @@ class LoopConnections:
             raise
         except BaseException as error:
             # The driver closes the connection of a request that was given up; the others are to the same server.
-            if self._has_idle and is_unanswered(error, limit):
+            if self._has_idle and is_unanswered(error, limit) and not self._lacks_login(error):
                 self._retire(redis)
             raise
         self._has_idle = True
         return answer
+
+    def _lacks_login(self, error: BaseException) -> bool:
+        """Return whether a new connection got no login, or none that the server accepts yet: the others have one."""
+        is_refused = not self._logins.is_fixed and isinstance(error, exceptions.AuthenticationError)
+        return is_refused or has_waited_for_login(error)
 
     async def command(self, limit: asyncio.Timeout, *words: Argument) -> Answer:
         """Run a command, and return its answer."""
@@ -244,10 +263,18 @@ class FairPool(aioredis.ConnectionPool):
         try:
             connection = await super().get_connection(*arguments, **options)  # type: ignore[no-untyped-call]
         except BaseException:
+            # What could not be opened comes last: otherwise the next request would get it, and no connection that is.
+            self._available_connections.sort(key=_is_open)
             self._turns.release()
             raise
         self._taken.add(connection)
         return connection
+
+    async def ensure_connection(self, connection: Any) -> None:
+        """Make *connection* ready for a request: by another one to the server if it is to have another login."""
+        if connection.is_connected and await connection.is_outdated():
+            await connection.disconnect(nowait=True)
+        await super().ensure_connection(connection)
 
     async def release(self, connection: Any) -> None:
         """Take *connection* back, for the next request in turn."""
@@ -259,7 +286,86 @@ class FairPool(aioredis.ConnectionPool):
                 self._turns.release()
 
 
-class TlsConnection(aioredis.Connection):
+def _is_open(connection: AbstractConnection) -> bool:
+    return bool(connection.is_connected)
+
+
+class LoginConnection(AbstractConnection):
+    """A connection that is opened with the newest login.
+
+    Args:
+        logins: Of its client.
+    """
+
+    def __init__(self, *, logins: Logins, **more: Any) -> None:
+        self._logins = logins
+        self._login: Login | None = None
+        super().__init__(**more)
+
+    async def connect(self) -> None:
+        """Open it, unless it is open.
+
+        Raises:
+            TenureError: There is no login.
+        """
+        if self.is_connected:
+            return
+        self._login = None
+        try:
+            await self._logins.let_in(self._connect_with, _is_login_refused)
+        except asyncio.CancelledError as error:
+            if self._login is None:
+                raise asyncio.CancelledError(_NO_LOGIN) from error
+            raise
+
+    async def _connect_with(self, login: Login) -> None:
+        self._login = login
+        self.username, self.password = login.user, revealed(login.password)
+        await super().connect()  # type: ignore[no-untyped-call]
+
+    @property
+    def renewed_at(self) -> float:
+        """The time, by ``time.monotonic``, at which it should have another login."""
+        return math.inf if self._login is None else self._login.renewed_at
+
+    async def is_outdated(self) -> bool:
+        """Return whether it must be replaced: it should have another login, and there is one that lasts longer.
+
+        Raises:
+            TenureError: There is no login at all.
+        """
+        if self._login is None or time.monotonic() < self._login.renewed_at:
+            return False
+        try:
+            newest = await self._logins.login()
+        except asyncio.CancelledError as error:
+            raise asyncio.CancelledError(_NO_LOGIN) from error
+        if not newest.is_same(self._login) or newest.ends_at > self._login.ends_at + SAME_END:
+            return True
+        self._login = replace(self._login, renewed_at=newest.renewed_at)
+        return False
+
+
+def _is_login_refused(error: Exception) -> bool:
+    return isinstance(error, exceptions.AuthenticationError)
+
+
+class PlainConnection(LoginConnection, aioredis.Connection):
+    """A connection without TLS."""
+
+
+class SocketConnection(LoginConnection, aioredis.UnixDomainSocketConnection):
+    """A connection by a Unix socket.
+
+    redis-py would log in twice, and turn an error of the first time into another one.
+    """
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(self.socket_connect_timeout):
+            self._reader, self._writer = await asyncio.open_unix_connection(self.path)
+
+
+class TlsConnection(LoginConnection, aioredis.Connection):
     """A connection with TLS, by a context of our own.
 
     redis-py would make one for each connection. That one would trust the authorities of this machine beside the one
@@ -278,15 +384,16 @@ def connected(
     address: Address,
     options: Options,
     tls: ssl.SSLContext | None,
-    kind: type[aioredis.Connection] | None = None,
+    logins: Logins,
+    kind: type[LoginConnection] | None = None,
     **more: Any,
 ) -> aioredis.Redis:
     """Return a pool of connections, none of them open yet; *kind* is their class, *more* its arguments."""
     if address.socket is not None:
-        usual: type[AbstractConnection] = aioredis.UnixDomainSocketConnection
+        usual: type[LoginConnection] = SocketConnection
         more["path"] = address.socket
     else:
-        usual = TlsConnection if address.is_tls else aioredis.Connection
+        usual = TlsConnection if address.is_tls else PlainConnection
         more |= {"host": address.host, "port": address.port, "socket_keepalive": True}
         more |= {"tls": tls} if address.is_tls else {}
     pool = FairPool(
@@ -294,8 +401,7 @@ def connected(
         timeout=options.timeout,
         connection_class=kind or usual,
         db=address.database,
-        username=address.username,
-        password=revealed(address.password),
+        logins=logins,
         protocol=2,
         **_no_client_info(),
         # Each request is bounded as a whole; redis-py's own timeouts may swallow a cancellation.

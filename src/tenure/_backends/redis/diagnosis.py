@@ -32,7 +32,7 @@ async def diagnose(client: Client) -> list[Fact]:
     hosts = await client.hosts()
     found = [
         Fact("server", str(client.address)),
-        login_fact(client.address, client.options, hosts),
+        login_fact(client.address, client.options, hosts, client.logins.source),
         *_tls(client, hosts),
         *facts,
     ]
@@ -44,8 +44,17 @@ async def diagnose(client: Client) -> list[Fact]:
     return found
 
 
-def login_fact(address: Address, options: Options, hosts: Sequence[str]) -> Fact:
-    """Return how this program logs in at *hosts*; without any login, others on the network can do what it does."""
+def login_fact(address: Address, options: Options, hosts: Sequence[str], source: str = "") -> Fact:
+    """Return how this program logs in at *hosts*; without any login, others on the network can do what it does.
+
+    Args:
+        address: The login that the URL names.
+        options: The certificate that is shown.
+        hosts: The servers, by name or address.
+        source: Where the password comes from instead; empty: the URL.
+    """
+    if source:
+        return Fact("login", f"a password, from {source}")
     if address.password is not None:
         return Fact("login", "a password")
     if options.cert is not None:

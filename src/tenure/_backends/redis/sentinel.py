@@ -17,7 +17,14 @@ from redis import exceptions
 
 from tenure._backends.redis.address import Address, Endpoint, Options, database_of, login_of
 from tenure._backends.redis.client import Client, target_of, translate
-from tenure._backends.redis.connections import LoopConnections, TlsConnection, connected, first_answer
+from tenure._backends.redis.connections import (
+    LoopConnections,
+    PlainConnection,
+    TlsConnection,
+    connected,
+    first_answer,
+)
+from tenure._logins import Logins, Source
 from tenure._redaction import redacted, redacting
 from tenure._secret import Secret
 from tenure._url import Url
@@ -96,17 +103,19 @@ class SentinelClient(Client):
 
     address: PrimaryAddress
 
-    def __init__(self, address: PrimaryAddress, options: SentinelOptions) -> None:
-        super().__init__(address, options)
+    def __init__(self, address: PrimaryAddress, options: SentinelOptions, credentials: Source | None = None) -> None:
+        super().__init__(address, options, credentials)
         if options.cluster:
             raise ConfigError("a Redis Cluster has no sentinels; remove cluster=true, or write redis:// without them")
 
     def _new_connections(self) -> LoopConnections:
-        return LoopConnections(self.address, self.options, self.tls, self._connected)
+        return LoopConnections(self.address, self.options, self.tls, self.logins, self._connected)
 
-    def _connected(self, address: Address, options: Options, tls: ssl.SSLContext | None) -> aioredis.Redis:
+    def _connected(
+        self, address: Address, options: Options, tls: ssl.SSLContext | None, logins: Logins
+    ) -> aioredis.Redis:
         kind = TlsPrimaryConnection if address.is_tls else PrimaryConnection
-        return connected(address, options, tls, kind, find=self.find_primary)
+        return connected(address, options, tls, logins, kind, find=self.find_primary)
 
     def translated(self, error: Exception) -> TenureError:
         """Turn an error of redis-py into one of ours; an error about the sentinels is its cause already."""
@@ -134,7 +143,7 @@ class SentinelClient(Client):
 
         async def query(place: Endpoint) -> Endpoint:
             address = replace(service.at_sentinels, host=place[0], port=place[1])
-            sentinel = connected(address, self.options, self.tls)
+            sentinel = connected(address, self.options, self.tls, Logins(address.username, address.password))
             try:
                 answer = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service.name)  # type: ignore[no-untyped-call]
             finally:
@@ -197,7 +206,7 @@ class _Redirected:
         await super()._connect()  # type: ignore[misc]
 
 
-class PrimaryConnection(_Redirected, aioredis.Connection):
+class PrimaryConnection(_Redirected, PlainConnection):
     """A connection to the primary, without TLS."""
 
 

@@ -3,6 +3,9 @@
 A message that is published without subscribers is lost. So a subscriber is notified once when it is subscribed, and
 again each time the subscription was renewed: it polls, and finds any change that it has missed.
 
+A subscribed connection can't log in again. So it is replaced once there is a login that lasts longer, before its own
+ends; if there is none, it goes on for as long as the server lets it.
+
 A broken connection may just be silent. So it is checked now and then; and at once when a request over another one has
 no answer.
 
@@ -17,6 +20,8 @@ endpoint.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -26,13 +31,19 @@ from redis.asyncio.client import PubSub
 
 from tenure._backends.redis.address import Endpoint
 from tenure._backends.redis.client import Client
+from tenure._backends.redis.connections import LoginConnection
 from tenure._foreign import digits, read_or
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.shared_hints import SharedHints, Source
+from tenure.errors import TenureError
 
 HEARTBEAT = 45.0
 """Seconds of silence after which the server is sent a PING: often enough for what forgets silent connections."""
 QUIET_MAX = 100
 """Milliseconds for which hints are suppressed at most: as in hints.lua."""
+
+LOGIN_PAUSES = 1.0, 60.0
+"""Seconds of the first pause and of the longest between two looks for a login, if there is none that lasts longer."""
 
 _BROKEN = (exceptions.RedisError, OSError, TimeoutError, AttributeError)
 """What the driver raises on a broken connection; an ``AttributeError`` if it is closed while a request connects."""
@@ -71,6 +82,29 @@ class Wake(SharedHints[Endpoint | None, "Subscriber"]):
         return any(subscriber.is_deaf for subscriber in self.sources())
 
 
+class _PubSub(PubSub):
+    """A subscription whose connection is not opened again: it ends, and the next one begins.
+
+    redis-py would open it again for the reader and for each command, at once, and lose all connections but one.
+    """
+
+    async def connect(self) -> None:
+        self._require_connection()
+        await super().connect()  # type: ignore[no-untyped-call]
+
+    async def parse_response(self, block: bool = True, timeout: float = 0) -> Any:
+        self._require_connection()
+        return await super().parse_response(block, timeout)
+
+    async def _reconnect(self, conn: Any, *given: Any, **named: Any) -> None:
+        await conn.disconnect(nowait=True)
+
+    def _require_connection(self) -> None:
+        connection: Any = self.connection
+        if connection is not None and not connection.is_connected:
+            raise exceptions.ConnectionError("the subscribed connection is closed")
+
+
 class Subscriber(Source):
     """One loop's subscribed connection: to the server, or to one node of a cluster."""
 
@@ -94,14 +128,16 @@ class Subscriber(Source):
                     self._redirect(channel)
         self._was_lost = True
         try:
-            async with self._client.at(self._endpoint).pubsub() as pubsub:
+            async with _PubSub(self._client.at(self._endpoint).connection_pool) as pubsub:
                 async with asyncio.timeout(self._client.options.timeout):
                     await self._subscribe_all(pubsub)
                 self._pubsub = pubsub
+                replacing = self._spawn(self._replace_in_time(pubsub.connection))
                 try:
                     async with asyncio.timeout(None) as self._reading:
                         await self._read(pubsub)
                 finally:
+                    replacing.cancel()
                     self._pubsub = self._reading = None
         except exceptions.NoPermissionError:  # this user may not subscribe
             self.deaf()
@@ -151,6 +187,17 @@ class Subscriber(Source):
         """Subscribe on another connection."""
         if self._reading is not None and not self._reading.expired():
             self._reading.reschedule(0.0)
+
+    async def _replace_in_time(self, connection: LoginConnection) -> None:
+        """Subscribe on another connection before the login of this one ends."""
+        pauses, pause = Backoff(*LOGIN_PAUSES), 0.0
+        while connection.renewed_at < math.inf:
+            await asyncio.sleep(max(connection.renewed_at - time.monotonic(), pause))
+            with suppress(TenureError):  # the source may have one soon
+                if await connection.is_outdated():
+                    self.renew()
+                    return
+            pause = pauses.next()
 
     async def _check(self, pubsub: PubSub) -> None:
         if self._pubsub is not pubsub:  # it was closed meanwhile, and would take a new connection
