@@ -6,7 +6,8 @@ House rules:
   refusal counts if the answer is the same.
 - Connections that are made together ask once. Between them, only what says how long it lasts is kept, and the answer of
   a command, as a command is slow.
-- What lasts for a known time is replaced at a share of it; if the source fails then, what there is goes on to its end.
+- What lasts for a known time is replaced at a share of it; if the source fails then, or is slow, what there is goes on
+  to its end.
 - The caller's own code never runs on the renewal thread: a function runs in a thread, and what it awaits on the loop
   that has opened the backend.
 """
@@ -46,6 +47,8 @@ RENEWED_AT = 0.75
 """The share of its time at which a login is replaced."""
 TRIED_AGAIN = 0.1
 """The share of the time that is left then, after which it is tried again if that has failed."""
+SLOW = 0.5
+"""Seconds to wait for another login while there is one that the store still accepts."""
 COMMAND_KEPT = 60.0
 """Seconds for which the answer of a command is used, unless a server refuses it."""
 ASK_MAX = 60.0
@@ -159,6 +162,10 @@ class Logins:
         if asking is None or asking.done():
             asking = self._asking[loop] = loop.create_task(self._ask(self._source), name="tenure-credentials")
             asking.add_done_callback(_heard)
+        if self._goes_on:
+            await asyncio.wait([asking], timeout=SLOW)
+            if not asking.done() and self._kept is not None and self._goes_on:
+                return self._kept_for_now(self._kept)
         return await asyncio.shield(asking)  # whoever gives up doesn't take it from the others
 
     def refused(self, login: Login) -> None:
@@ -217,10 +224,18 @@ class Logins:
             login = Login(user, secret, asked_at + RENEWED_AT * lasts, asked_at + lasts)
             self._kept = Login(user, secret, asked_at + until, asked_at + lasts) if until else None
             return login
-        kept = self._kept
-        if kept is None or (left := kept.ends_at - time.monotonic()) <= 0.0 or kept.ends_at == math.inf:
+        if self._kept is None or not self._goes_on:
             raise lasting(str(failure), worked=self._has_worked) from failure
-        self._kept = Login(kept.user, kept.password, time.monotonic() + TRIED_AGAIN * left, kept.ends_at)
+        return self._kept_for_now(self._kept)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether there is a login that is known to be accepted for some time yet."""
+        return self._kept is not None and time.monotonic() < self._kept.ends_at < math.inf
+
+    def _kept_for_now(self, kept: Login) -> Login:
+        now = time.monotonic()
+        self._kept = Login(kept.user, kept.password, now + TRIED_AGAIN * (kept.ends_at - now), kept.ends_at)
         return self._kept
 
 

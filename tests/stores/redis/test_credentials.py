@@ -429,6 +429,39 @@ async def test_without_another_login_connections_go_on_to_the_end_of_theirs(
         assert not await user.ids() & before
 
 
+async def test_while_the_source_is_silent_connections_go_on_to_the_end_of_their_login(
+    user: User, url: str, turn: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_logins, "SLOW", 0.01)
+    source, goes_on = Source("first", lasts=LASTS), asyncio.Event()
+    asked = 0
+
+    async def ask() -> Credentials:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            await goes_on.wait()
+        return source()
+
+    async with opened(url, ask) as backend:
+        await opens(backend, 2)
+        before = await user.ids()
+        turn(DUE)
+        for _ in range(3):
+            await opens(backend, 2)
+        assert (await user.ids(), asked) == (before, 2)
+        await opens(backend, 3)
+        assert len(await user.ids()) == 3
+        await user.gets("second")
+        source.gives("second")
+        goes_on.set()
+        await until(lambda: backend._client.logins.unanswered(1.0) is None)
+        turn(0.5 * (LASTS - DUE))
+        await opens(backend, 3)
+        assert len(await user.ids()) == 3
+        assert not await user.ids() & before
+
+
 async def test_a_token_that_a_cloud_gives_again_replaces_no_connection(
     user: User, url: str, turn: Callable[[float], None]
 ) -> None:
