@@ -225,6 +225,8 @@ class Logins:
             self._kept = Login(user, secret, asked_at + until, asked_at + lasts) if until else None
             return login
         if self._kept is None or not self._goes_on:
+            if isinstance(failure, Unavailable):
+                raise failure
             raise lasting(str(failure), worked=self._has_worked) from failure
         return self._kept_for_now(self._kept)
 
