@@ -105,13 +105,17 @@ class ZooKeeper(Server):
             lines += [("clientPort", str(self.port)), ("clientPortAddress", "127.0.0.1")]
         if self.login:
             lines.append(("authProvider.1", "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"))
-            user, password = self.login
-            module = "org.apache.zookeeper.server.auth.DigestLoginModule"
-            self.write("jaas.conf", f'Server {{ {module} required user_{user}="{password}"; }};\n')
+            self.accept(*self.login)
         if self.needs_login:
             lines += [("enforce.auth.enabled", "true"), ("enforce.auth.schemes", "sasl")]
         lines += self.options
         self.write("zoo.cfg", "".join(f"{name}={value}\n" for name, value in lines))
+
+    def accept(self, user: str, password: str) -> None:
+        """Accept this login by SASL, and no other one, from the next start on."""
+        self.login = user, password
+        module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+        self.write("jaas.conf", f'Server {{ {module} required user_{user}="{password}"; }};\n')
 
     def _tls(self) -> list[tuple[str, str]]:
         assert self.authority is not None

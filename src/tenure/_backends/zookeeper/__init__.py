@@ -11,6 +11,7 @@ from tenure._backends.zookeeper.address import Options, address_of
 from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.diagnosis import diagnose
 from tenure._backends.zookeeper.leases import TRAITS, ZooKeeperLeases
+from tenure._logins import Source, names_source
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._url import Url
@@ -18,13 +19,15 @@ from tenure._url import Url
 __all__ = ["TRAITS", "Options", "ZooKeeperBackend", "ZooKeeperLeases", "open"]
 
 
-def open(url: Url, *, clock: Clock | None = None) -> ZooKeeperBackend:
+def open(url: Url, *, clock: Clock | None = None, credentials: Source | None = None) -> ZooKeeperBackend:
     """Open the ensemble that *url* names; the first request connects.
 
     Raises:
         ConfigError: The URL names no server, or an option is unknown or doesn't fit.
     """
-    return ZooKeeperBackend(Client(address_of(url), url.options(Options), clock or SystemClock()))
+    options = url.options(Options)
+    address = address_of(url, has_source=names_source(options, credentials))
+    return ZooKeeperBackend(Client(address, options, clock or SystemClock(), credentials))
 
 
 class ZooKeeperBackend:

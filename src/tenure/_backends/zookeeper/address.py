@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote
 
+from tenure._logins import PasswordOptions
 from tenure._secret import Secret
 from tenure._url import Url, in_url
 from tenure.errors import ConfigError
@@ -16,7 +17,7 @@ _UNFIT = re.compile("[\u0001-\u001f\u007f-\u009f\ud800-\uf8ff\ufff0-\uffff\U0001
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PasswordOptions):
     """The query of a ``zookeeper:`` URL.
 
     Args:
@@ -24,11 +25,11 @@ class Options:
             ``InterProcessMutex`` (``lock``), or kazoo's ``Election`` and ``Lock`` (``kazoo``).
         tick: The ``tickTime`` of the ensemble, in seconds.
         timeout: The longest time of a request in seconds, connecting included.
-        auth: How the user and the password in the URL are shown to the server: ``digest`` (``addauth digest``) or
+        auth: How the user and the password are shown to the server: ``digest`` (``addauth digest``) or
             ``sasl`` (mechanism DIGEST-MD5).
         acl: The rights on nodes that tenure makes: all rights for everybody (``open``); all for the users that this
             connection is known as (``creator``); or these, and everybody may read (``read``). By default ``creator``
-            with a user in the URL, else ``open``.
+            with a login, else ``open``.
         tls: Whether to use TLS.
         ca: A file with the certificates to trust, instead of the system's.
         cert: A file with the client's certificate, if the server requires one.
@@ -80,15 +81,15 @@ class Address:
         return f"zookeeper://{self.servers}{self.root or '/'}"
 
 
-def address_of(url: Url) -> Address:
-    """Return the address that *url* names.
+def address_of(url: Url, *, has_source: bool = False) -> Address:
+    """Return the address that *url* names; its user may stand alone if the password *has_source* elsewhere.
 
     Raises:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[user:password@]host[:port][,host[:port]…]/[path]"
     places = url.places(PORT, form)
-    if url.user is not None and not (url.user and url.password):
+    if url.user is not None and not (url.user and (url.password or has_source)):
         raise ConfigError(f"{str(url)!r} needs a user and a password before the @; {form}")
     return Address(places, _root(url, form), url.user.reveal() if url.user else None, url.password)
 
@@ -103,9 +104,9 @@ def _root(url: Url, form: str) -> str:
     return "".join(f"/{part}" for part in parts)
 
 
-def require_login(address: Address, options: Options) -> None:
-    """Refuse a login by SASL without a user: nobody would be logged in."""
-    if options.auth == "sasl" and not address.user:
+def require_login(address: Address, options: Options, *, has_source: bool) -> None:
+    """Refuse a login by SASL without a user, and without another source of it: nobody would be logged in."""
+    if options.auth == "sasl" and not address.user and not has_source:
         raise ConfigError(
             "auth=sasl needs a user and a password, and the URL has none; write zookeeper://USER:PASSWORD@"
             f"{address.servers}{address.root or '/'}?auth=sasl"

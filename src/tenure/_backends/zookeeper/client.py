@@ -17,15 +17,16 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAF
 
 from tenure._backends.zookeeper.address import Address, Options, require_login
 from tenure._backends.zookeeper.driver import Driver
+from tenure._backends.zookeeper.login import SessionLogin, digest, sasl_options
 from tenure._backends.zookeeper.session import Ensemble, Session
 from tenure._backends.zookeeper.touches import lease_in, session_of
+from tenure._logins import Login, Source, logins_of
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
-from tenure._secret import revealed
 from tenure._tls_context import ReloadingContext, tls_context
 from tenure.errors import ConfigError, Unavailable
 
@@ -49,21 +50,28 @@ class Client:
         address: The servers.
         options: The options of the URL.
         clock: Measures requests and places.
+        credentials: Of the caller.
     """
 
-    def __init__(self, address: Address, options: Options, clock: Clock) -> None:
-        require_login(address, options)
-        self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+    def __init__(self, address: Address, options: Options, clock: Clock, credentials: Source | None = None) -> None:
+        self._logins = logins_of(
+            address, options, credentials, user=address.user, password=address.password, needs_user=True
+        )
+        require_login(address, options, has_source=not self._logins.is_fixed)
+        files = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+        self.warnings: tuple[Fact, ...] = (*files, *self._logins.warnings)
         self.address = address
         self.options = options
         self.clock = clock
         self.notifier: Notifier = Notifier()
-        self.acl: list[ACL] = ACLS[options.acl or ("creator" if address.user else "open")]
+        self.has_login: bool = bool(address.user) or not self._logins.is_fixed
+        self.acl: list[ACL] = ACLS[options.acl or ("creator" if self.has_login else "open")]
         self.on_change: Callable[[Session], None] = lambda session: None
         """Is called when a session has lost its connection, has got one, has expired, or can't be used any more."""
         self.context: ReloadingContext | None = _tls_of(address, options) if options.tls else None
-        login = options.auth if address.user else ""
-        self._ensemble = Ensemble(str(address), len(address.hosts), options.tick, login, self.context)
+        login = options.auth if self.has_login else ""
+        source = self._logins.source
+        self._ensemble = Ensemble(str(address), len(address.hosts), options.tick, login, self.context, source)
         self._sessions: dict[float, Session] = {}
         self._abandoned: set[Session] = set()
         """Sessions that are over, and whose driver still asks the servers to end them."""
@@ -127,12 +135,14 @@ class Client:
         )
 
     def _driver_options(self) -> dict[str, Any]:
-        options, user, password = self.options, self.address.user, revealed(self.address.password)
         given: dict[str, Any] = {"context": self.context}
-        if user and options.auth == "sasl":
-            given["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": user, "password": password}
-        elif user:
-            given["auth_data"] = {("digest", f"{user}:{password}")}
+        fixed = Login(self.address.user, self.address.password)
+        if not self._logins.is_fixed:
+            given["login"] = partial(SessionLogin, self._logins, self.options.auth)
+        elif self.has_login and self.options.auth == "sasl":
+            given["sasl_options"] = sasl_options(fixed)
+        elif self.has_login:
+            given["auth_data"] = digest(fixed)
         return given
 
     def _on_change(self, session: Session) -> None:

@@ -122,8 +122,8 @@ async def _negotiated(client: Client, lasts: float) -> float | None:
 
 def _rights(client: Client) -> Fact:
     options, user = client.options, client.address.user
-    who = f"user {user!r} by {options.auth}" if user else "no login"
-    if (options.acl or ("creator" if user else "open")) == "open":
+    who = f"{f'user {user!r}' if user else 'a user'} by {options.auth}" if client.has_login else "no login"
+    if (options.acl or ("creator" if client.has_login else "open")) == "open":
         advice = "anyone who reaches the servers can end a term; write a user and a password into the URL"
         return Fact(
             "rights", f"{who}; everybody has all rights on the nodes of tenure", advice, "zookeeper-open-rights"

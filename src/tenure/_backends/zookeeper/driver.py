@@ -11,6 +11,11 @@ House rules:
   waiting for an answer first, so that this also works if no answer arrives.
 - No wait of the connection's thread is longer than the session's ``patience``, so that a server that doesn't respond
   doesn't use up the time in which another one could be asked.
+- Where the password has a source, each connection logs in by SASL with the newest one. One that is refused is asked for
+  once more, at once. Then a session that was never let in is over; one that was is tried again until it has expired or
+  is abandoned: its nodes stand meanwhile, and the servers, or the source, may learn of the password late.
+- With ``auth=digest``, the password is a part of the name of the user that owns the session's nodes. So a session keeps
+  the one that it has begun with.
 
 This is the only module that uses what kazoo doesn't document; :class:`Driver` lists it.
 """
@@ -31,7 +36,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped, SASLException, SessionClosedRequireSaslError
+from kazoo.exceptions import ConnectionDropped, SASLException
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import _CONNECTION_DROP, STOP_CONNECTING, ConnectionHandler
 from kazoo.protocol.serialization import CloseInstance, Connect, Create2
@@ -39,7 +44,11 @@ from kazoo.protocol.states import KeeperState
 from kazoo.retry import ForceRetryError, KazooRetry
 from kazoo.security import ACL
 
+from tenure._backends.zookeeper.errors import LOGIN_REFUSED
+from tenure._backends.zookeeper.login import SessionLogin, digest, sasl_options
+from tenure._logins import Login
 from tenure._runtime.clock import Clock
+from tenure.errors import TenureError
 
 OVER = frozenset({KeeperState.EXPIRED_SESSION, KeeperState.AUTH_FAILED, KeeperState.CLOSED})
 """The states after which a session is never used again."""
@@ -182,7 +191,7 @@ class _Handler(SequentialThreadingHandler):
 
     def create_connection(self, address: tuple[str, int], hostname: str | None = None, **_: Any) -> socket.socket:
         """Connect to a server; kazoo itself leaves a socket open if it doesn't trust the server."""
-        self.connecting_at = self._clock.now()
+        self.note_connecting()
         self.tried = f"{hostname or address[0]}:{address[1]}"
         try:
             made = socket.create_connection(address, self._patience)
@@ -195,19 +204,55 @@ class _Handler(SequentialThreadingHandler):
         self.failure = None
         return made
 
+    def note_connecting(self) -> None:
+        """Note that connecting begins now."""
+        self.connecting_at = self._clock.now()
+
     def note_failure(self, error: Exception) -> None:
         """Note why an attempt to connect has failed."""
         self.failure = error
+        self.tell_failure()
+
+    def tell_failure(self) -> None:
+        """Let the loop know that an attempt to connect has failed."""
         self.completion_queue.put(self._on_failure)
 
 
-class _Connection(ConnectionHandler):
-    """kazoo's connection; it also notes how long the server lets the session last."""
+class _Refused(Exception):
+    """A server has refused this login; *why* is the driver's error."""
 
-    negotiated: float = 0.0
-    _asked_again = ASKED_AGAIN
+    def __init__(self, login: Login, why: Exception) -> None:
+        super().__init__("the login was refused")
+        self.login = login
+        self.why = why
+
+
+class _Connection(ConnectionHandler):
+    """kazoo's connection; it also notes how long the server lets the session last.
+
+    Args:
+        login: What it logs in by; None without a login, or with that of the options.
+        patience: The longest wait for it, in seconds.
+        options: Arguments of ``ConnectionHandler``.
+    """
+
+    def __init__(self, *arguments: Any, login: SessionLogin | None, patience: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.negotiated: float = 0.0
+        self.login_failure: Exception | None = None
+        """Why there was no login for the last attempt, or a server has refused it; None after a success."""
+        self.is_let_in: bool = True
+        """Whether this connection needs no login any more."""
+        self._login = login
+        self._patience = patience
+        self._shown: Login | None = None
+        self._refused: _Refused | None = None
+        self._was_let_in = False
+        self._asked_again = ASKED_AGAIN
 
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
+        if self._login is not None and isinstance(request, Connect):
+            self._prepare_login(self._login)
         try:
             answer = super()._invoke(timeout, request, xid)
         except ConnectionDropped as error:
@@ -270,12 +315,74 @@ class _Connection(ConnectionHandler):
         if self.client.is_abandoned:  # since the first one of this round
             return None
         try:
-            return super()._connect_attempt(*arguments)
+            return self._let_in(*arguments)
         except Exception as error:  # a refused login, for example; kazoo would let its thread fail
             self.handler.failure = error
-            is_refused = isinstance(error, (SASLException, SessionClosedRequireSaslError))
+            is_refused = isinstance(error, (SASLException, *LOGIN_REFUSED))
             self.client._session_callback(KeeperState.AUTH_FAILED if is_refused else KeeperState.CLOSED)
             return STOP_CONNECTING
+
+    def _let_in(self, *arguments: Any) -> Any:
+        """Connect; if the login is refused, again with another one: it may be replaced just now."""
+        while True:
+            try:
+                return super()._connect_attempt(*arguments)
+            except _Refused as refused:
+                self._note_login_failure(refused.why)
+                is_first, self._refused = self._refused is None, refused
+                if is_first:
+                    continue
+                self._refused = None
+                if not self._was_let_in:
+                    raise refused.why from None
+                return None
+
+    def _prepare_login(self, source: SessionLogin) -> None:
+        """Get what this connection logs in by, before it connects.
+
+        Raises:
+            ConnectionDropped: There is nothing.
+            _Refused: It was refused before.
+        """
+        if not source.by_sasl and self.client._session_id:
+            return
+        try:
+            login = source.ask(self._patience, refused=self._refused.login if self._refused else None)
+        except TenureError as error:
+            self._note_login_failure(error)
+            raise ConnectionDropped("there is no login") from error
+        if self.client.is_abandoned or self.client._stopped.is_set():
+            raise ConnectionDropped("it was given up")
+        if self._refused is not None and self._refused.login.is_same(login):
+            raise self._refused
+        if not isinstance(self.login_failure, LOGIN_REFUSED):
+            self.login_failure = None
+        self.handler.note_connecting()
+        if source.by_sasl:
+            self._shown, self.is_let_in, self.sasl_options = login, False, sasl_options(login)
+        else:
+            self.client.auth_data = digest(login)
+
+    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
+        try:
+            super()._authenticate_with_sasl(host, timeout)
+        except LOGIN_REFUSED as error:
+            if self._shown is None:
+                raise
+            raise _Refused(self._shown, error) from error
+        if self._shown is not None:
+            self.is_let_in = self._was_let_in = True
+            self.login_failure = self._shown = self._refused = None
+            self.client._session_callback(KeeperState.CONNECTED)
+
+    def _note_login_failure(self, error: Exception) -> None:
+        self.login_failure = error
+        self.handler.tell_failure()
+
+    def give_up(self) -> None:
+        """Wait for no login any more."""
+        if self._login is not None:
+            self._login.give_up()
 
 
 class Driver(KazooClient):
@@ -285,8 +392,9 @@ class Driver(KazooClient):
     change of state; ``_session_id`` and ``_session_passwd`` name the session; ``_connection`` has the connection, with
     ``_invoke`` for the requests while connecting, ``_send_ping`` for what keeps an idle session up,
     ``_expand_client_hosts`` for the addresses of all servers, ``_connect_attempt`` for one of them, and
-    ``_connect_loop`` for an attempt at each; setting ``_stopped`` keeps it from connecting again; ``_call`` with
-    ``_CONNECTION_DROP``, as in kazoo's own test harness, breaks the connection.
+    ``_connect_loop`` for an attempt at each; ``_authenticate_with_sasl`` logs in by ``sasl_options``, after the
+    state is connected; setting ``_stopped`` keeps it from connecting again; ``_call`` with ``_CONNECTION_DROP``, as in
+    kazoo's own test harness, breaks the connection.
 
     Args:
         servers: Where to connect, as ``host:port,host:port``.
@@ -298,6 +406,7 @@ class Driver(KazooClient):
         on_state: Is told of the connection, on the loop.
         on_failure: Is called, on the loop, when a server could not be reached.
         context: For TLS; None without.
+        login: Makes what it logs in by, of its loop, if that is to be asked for.
         options: More arguments of ``KazooClient``.
     """
 
@@ -313,6 +422,7 @@ class Driver(KazooClient):
         on_state: StateListener,
         on_failure: Callable[[], None],
         context: ssl.SSLContext | None = None,
+        login: Callable[[asyncio.AbstractEventLoop], SessionLogin] | None = None,
         **options: Any,
     ) -> None:
         self._loop = loop
@@ -322,13 +432,19 @@ class Driver(KazooClient):
         handler = _Handler(loop, clock, patience, context, on_failure)
         retry = reconnecting(lasts, waits)
         super().__init__(servers, timeout=lasts, handler=handler, connection_retry=retry, logger=_SILENT, **options)
-        sasl = options.get("sasl_options")
-        self._connection = _Connection(self, self._conn_retry.copy(), logger=_SILENT, sasl_options=sasl)
+        self._connection = _Connection(
+            self,
+            self._conn_retry.copy(),
+            login=login(loop) if login is not None else None,
+            patience=patience,
+            logger=_SILENT,
+            sasl_options=options.get("sasl_options"),
+        )
 
     @property
     def failure(self) -> Exception | None:
         """Why the last attempt to connect has failed; None after a success."""
-        failure: Exception | None = self.handler.failure
+        failure: Exception | None = self.handler.failure or self._connection.login_failure
         return failure
 
     @property
@@ -349,6 +465,7 @@ class Driver(KazooClient):
     def abandon(self) -> None:
         """Never connect again, and ask the servers to end the session until one answers; then the state is closed."""
         self.is_abandoned = True
+        self._connection.give_up()
         self.drop()
 
     def leave(self, *, ends_session: bool, within: float) -> None:
@@ -365,6 +482,7 @@ class Driver(KazooClient):
                 ended.start()
                 ended.join(within)
             self._stopped.set()
+            self._connection.give_up()
             while thread.is_alive():
                 with suppress(Exception):
                     self.drop()
@@ -377,7 +495,7 @@ class Driver(KazooClient):
             self.stop()
 
     def _session_callback(self, state: str) -> None:
-        if state == self._state:
+        if state == self._state or (state == KeeperState.CONNECTED and not self._connection.is_let_in):
             return
         if state in OVER:
             self._stopped.set()

@@ -22,12 +22,16 @@ NO_ANSWER = (
 """Errors that kazoo makes itself; every other one is an answer of the server."""
 
 
+LOGIN_REFUSED = (exceptions.AuthFailedError, exceptions.SessionClosedRequireSaslError)
+"""Errors by which a server refuses a login by SASL."""
+
+
 class Broken(Unavailable):
     """The connection broke before the answer; on the next one, the request can be repeated at once."""
 
 
 @redacting
-def translate(error: Exception, place: str, *, login: str = "", worked: bool = False) -> TenureError:
+def translate(error: Exception, place: str, *, login: str = "", worked: bool = False, source: str = "") -> TenureError:
     """Turn an error of kazoo about the ensemble at *place* into one of ours.
 
     A permanent error is a ``ConfigError``, unless the client *worked* before: then the ensemble is being changed, and
@@ -38,6 +42,7 @@ def translate(error: Exception, place: str, *, login: str = "", worked: bool = F
         place: The addresses of the ensemble.
         login: The option ``auth`` of a client that has a user; empty without one.
         worked: Whether a request that needs rights was carried out before.
+        source: Where the password comes from; empty: from the URL.
     """
     if isinstance(error, exceptions.SessionClosedRequireSaslError) and login == "sasl":
         # A refused password, too, if the server closes the session before kazoo reads the refusal.
@@ -51,19 +56,18 @@ def translate(error: Exception, place: str, *, login: str = "", worked: bool = F
                 "give the user in the URL",
             )
         case exceptions.AuthFailedError() | exceptions.SASLException():
-            return target.login_refused("", "check user and password, and the option auth, in the URL")
+            of_url = Target(place, worked=worked, source=source)
+            return of_url.login_refused("", "check user and password, and the option auth, in the URL")
         case exceptions.SessionClosedRequireSaslError():
-            required = (
-                "write zookeeper://USER:PASSWORD@… with the option auth=sasl, or as enforce.auth.schemes of the "
-                "servers says"
-            )
+            written = "add" if source else "write zookeeper://USER:PASSWORD@… with"
+            required = f"{written} the option auth=sasl, or as enforce.auth.schemes of the servers says"
             if login:
                 return target.login_refused("it requires another one than auth=digest", required)
             return target.login_missing(required)
         case exceptions.InvalidACLError():
             return ConfigError(
-                f"{place} does not know who this client is, so no rights can be given to it; with acl=creator or "
-                "acl=read, write the user and the password into the URL"
+                f"{place} does not know who this client is, so no rights can be given to it; acl=creator and acl=read "
+                "need a user and a password: write them into the URL, or name where the password is (password_file=)"
             )
         case exceptions.UnimplementedError() | exceptions.EphemeralOnLocalSessionError():
             return ConfigError(
@@ -109,12 +113,21 @@ def not_connected(
             return Unavailable(
                 f"{place} gave no answer within {within:.3g} s: it accepted connections, and opened no session{hint}"
             )
+        case ConfigError():  # there was no login for it
+            return target.lasting(str(failure))
+        case TenureError():
+            return Unavailable(str(failure))
     return target.unreachable(failure)
 
 
-def is_hopeless(failure: Exception | None) -> bool:
-    """Return whether connecting fails for a reason that the next attempt would meet again, such as a certificate."""
-    return failure is not None and isinstance(Target("").failure(failure), ConfigError)
+def is_hopeless(failure: Exception | None, servers: int) -> bool:
+    """Return whether connecting fails for a reason that the next attempt would meet again, such as a certificate.
+
+    Of several servers, another one may accept that: then each has its turn.
+    """
+    if failure is None or isinstance(failure, TenureError):  # there was no login
+        return isinstance(failure, ConfigError)
+    return servers == 1 and isinstance(Target("").failure(failure), ConfigError)
 
 
 def text_of(error: Exception) -> str:

@@ -15,6 +15,7 @@ from kazoo.protocol.states import KeeperState, WatchedEvent
 
 from tenure._backends.zookeeper.driver import OVER, Driver
 from tenure._backends.zookeeper.errors import (
+    LOGIN_REFUSED,
     NO_ANSWER,
     Broken,
     Expected,
@@ -61,6 +62,7 @@ class Ensemble:
         tick: Their tick in seconds.
         login: How this client logs in, as in the option ``auth``; empty if it has no user.
         tls: What their connections are encrypted by, if they are.
+        source: Where the password comes from; empty: from the URL.
         has_worked: Whether a request that needs rights was carried out before.
     """
 
@@ -69,6 +71,7 @@ class Ensemble:
     tick: float
     login: str
     tls: ReloadingContext | None = None
+    source: str = ""
     has_worked: bool = False
 
 
@@ -154,8 +157,7 @@ class Session:
         began = self._clock.now()
         while not self._is_connected.is_set():
             news, failure, known = self._news, self._driver.failure, self._ensemble
-            # Of several servers, another one may accept the certificate: then each has its turn.
-            is_over = not known.has_worked and known.servers == 1 and is_hopeless(failure)
+            is_over = not known.has_worked and is_hopeless(failure, known.servers)
             if is_over or self._clock.now() >= until:
                 raise self._not_connected(failure, until - began) from failure
             with suppress(TimeoutError):
@@ -181,6 +183,8 @@ class Session:
 
     def _not_connected(self, failure: Exception | None, within: float) -> TenureError:
         known = self._ensemble
+        if isinstance(failure, LOGIN_REFUSED):
+            return self.translated(failure, had_worked=known.has_worked)
         return not_connected(
             failure,
             known.place,
@@ -250,7 +254,8 @@ class Session:
 
     def translated(self, error: Exception, *, had_worked: bool = True) -> TenureError:
         """Return an error of the driver as one of ours."""
-        return translate(error, self._ensemble.place, login=self._ensemble.login, worked=had_worked)
+        known = self._ensemble
+        return translate(error, known.place, login=known.login, worked=had_worked, source=known.source)
 
     async def ask(
         self, send: Send, until: float, *, after: Send | None = None, writes: bool = False, arms: Watched | None = None
