@@ -103,8 +103,6 @@ class Options(PasswordOptions):
     uselibpqcompat: Literal["true"] | None = set_aside("sslmode is always understood as in libpq, or more strictly")
 
     def __post_init__(self) -> None:
-        if self.passfile and (self.password_file or self.password_command):
-            raise ConfigError("passfile= and another option say where the password is; leave out one of them")
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema) or self.schema.startswith("pg_"):
             raise ConfigError(
                 f"schema must be up to 40 small letters, digits and underscores, and not begin with a digit or pg_, "

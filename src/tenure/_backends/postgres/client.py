@@ -181,6 +181,8 @@ class Client:
         self.url = url
         self.options = options
         self._logins = logins_of(url, options, credentials, user=None, password=url.password or options.password)
+        if options.passfile and not self._logins.is_fixed:
+            raise ConfigError(f"{url} is given passfile= and {self._logins.source}; leave out one of them")
         if credentials is None:  # who may name another user
             require_user(url, options)
         self.encryption: Encryption = encryption_of(url, options)
