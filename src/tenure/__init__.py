@@ -190,6 +190,7 @@ _unpublished = set(_HOMES)
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AskCredentials",
     "Attempt",
     "Backend",
     "BackendNotInstalled",
@@ -199,6 +200,7 @@ __all__ = [
     "ConfigError",
     "ConsumeOptions",
     "Consumer",
+    "Credentials",
     "DeadLetters",
     "DeadMessage",
     "Death",

@@ -107,7 +107,9 @@ class Connection:
         if self._credentials is not None:
             from tenure._logins import Given
 
-            given["credentials"] = Given(self._credentials, asyncio.get_running_loop())
+            # Calls that block open it on the renewal thread, where no code of the caller runs.
+            loop = None if renewal_thread.is_current else asyncio.get_running_loop()
+            given["credentials"] = Given(self._credentials, loop)
 
         async def open_store() -> tuple[Opened, Elections | None]:
             opened: Opened = self._module.open(self.url, clock=self._clock, **given)

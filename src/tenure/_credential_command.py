@@ -13,6 +13,10 @@ from tenure.errors import ConfigError, Unavailable
 
 SAID_MAX = 300
 """Characters of its last line of errors that are shown."""
+ENDS_WITHIN = 1.0
+"""Seconds for which the end of one that was killed is waited for."""
+OUTPUT_MAX = 2**20
+"""Bytes that it may write: some times as many as a token has."""
 
 
 async def output_of(
@@ -28,29 +32,39 @@ async def output_of(
         install: What to do if it can't be run.
 
     Raises:
-        ConfigError: It can't be run.
+        ConfigError: It can't be run, or writes without end.
         Unavailable: It fails, or takes longer; then it is killed, with all that it has started.
     """
     pipe = asyncio.subprocess.PIPE
-    try:
+    starting = asyncio.create_task(
         # In a session of its own: it has no terminal, and a group that can be killed with all that it has started.
-        process = await asyncio.create_subprocess_exec(
+        asyncio.create_subprocess_exec(
             *argv, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
         )
+    )
+    try:
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError:  # not passed on: asyncio would wait for all that the command has started
+        with suppress(OSError, ValueError):
+            await _end(await starting)
+        raise
     except (OSError, ValueError) as error:  # a ValueError: an argument or a variable that no command can have
         raise ConfigError(
             f"{name} can't be run: {getattr(error, 'strerror', None) or error}{'; ' + install if install else ''}"
-        ) from error
+        ) from None  # the cause quotes the command, which may be the secret itself
     is_over = False
     try:
         async with asyncio.timeout(within):
-            written, errors = await process.communicate()
+            assert process.stdout is not None, "it has a pipe"
+            assert process.stderr is not None, "it has a pipe"
+            written, errors = await asyncio.gather(_read(process.stdout, name), _read(process.stderr, name))
+            await process.wait()
         is_over = True
     except TimeoutError:
         raise Unavailable(f"{name} took over {within:g} s") from None
     finally:
         if not is_over:
-            _kill(process)
+            await _end(process)
     if process.returncode:
         said = errors.decode(errors="replace").strip().splitlines()[-1:]
         raise Unavailable(
@@ -60,10 +74,26 @@ async def output_of(
     return written
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+async def _read(stream: asyncio.StreamReader, name: str) -> bytes:
+    written = bytearray()
+    while chunk := await stream.read(2**16):
+        written += chunk
+        if len(written) > OUTPUT_MAX:
+            raise ConfigError(f"{name} wrote more than {OUTPUT_MAX:,} bytes, and must print nothing but a credential")
+    return bytes(written)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
     """Kill a command with all that it has started: one of them may hold its output open after its end."""
     with suppress(ProcessLookupError, PermissionError):
         if sys.platform == "win32":
             process.kill()
         else:
             os.killpg(process.pid, signal.SIGKILL)
+    for number in (1, 2):  # their end is not noticed while nobody reads
+        pipe = process._transport.get_pipe_transport(number)  # type: ignore[attr-defined]  # no public name
+        if pipe is not None:
+            pipe.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ENDS_WITHIN):
+            await process.wait()

@@ -51,7 +51,8 @@ class Credentials:
             raise ConfigError("Credentials(password=…) is empty; give the password, or the token")
         lasts: object = self.lasts
         if lasts is not None and not (isinstance(lasts, (int, float)) and 0.0 < lasts < math.inf):
-            raise ConfigError(f"Credentials(lasts=…) must be a number of seconds above 0, not {lasts!r}")
+            shown = lasts if isinstance(lasts, (int, float)) else type(lasts).__name__
+            raise ConfigError(f"Credentials(lasts=…) must be a number of seconds above 0, not {shown}")
 
     @property
     def secret(self) -> Secret:
@@ -59,5 +60,5 @@ class Credentials:
         return self.password if isinstance(self.password, Secret) else Secret(self.password)
 
 
-AskCredentials: TypeAlias = Callable[[], "Credentials | str | Secret | Awaitable[Credentials | str | Secret]"]
+AskCredentials: TypeAlias = Callable[[], Credentials | str | Secret | Awaitable[Credentials | str | Secret]]
 """A function of the caller that returns credentials, or only the password; it may be ``async``."""

@@ -9,7 +9,7 @@ House rules:
 - What lasts for a known time is replaced at a share of it; if the source fails then, or is slow, what there is goes on
   to its end.
 - The caller's own code never runs on the renewal thread: a function runs in a thread, and what it awaits on the loop
-  that has opened the backend.
+  that has opened the backend; or there, if that is the loop of this thread, as calls that block have opened it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ import asyncio
 import inspect
 import math
 import shlex
+import shutil
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from tenure._credential_command import output_of
 from tenure._credentials import AskCredentials, Credentials
 from tenure._opened import Fact
 from tenure._option_files import read_file, require_readable
+from tenure._redaction import redacted
+from tenure._runtime.tasks import is_cancelled
 from tenure._runtime.threads import in_thread
-from tenure._secret import Secret, hide
+from tenure._secret import HIDDEN, Secret, hide, path_shown
 from tenure._tls_failures import lasting
 from tenure._url import Url
-from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure.errors import ConfigError, TenureError, Unavailable, in_words
 
 T = TypeVar("T")
 Answer: TypeAlias = Credentials | str | Secret
@@ -108,6 +110,14 @@ class Login:
         return (self.user, self.password) == (other.user, other.password)
 
 
+class _Kept(NamedTuple):
+    """A login for the connections to come."""
+
+    login: Login
+    until: float
+    """When it is asked for again."""
+
+
 class Logins:
     """The logins of one client, for all its connections, on every loop.
 
@@ -132,9 +142,9 @@ class Logins:
         self.warnings = warnings
         self._fixed = Login(user, password)
         self._source = source
-        self._kept: Login | None = None
+        self._kept: _Kept | None = None
         self._asking: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Login]] = WeakKeyDictionary()
-        self._quotable: deque[Secret] = deque(maxlen=QUOTABLE)
+        self._quotable: tuple[Secret, ...] = ()
         self._has_worked = False
 
     @property
@@ -155,22 +165,24 @@ class Logins:
         """
         if self._source is None:
             return self._fixed
-        if self._kept is not None and time.monotonic() < self._kept.renewed_at:
-            return self._kept
+        kept = self._kept  # a connection on another loop may be refused meanwhile
+        if kept is not None and time.monotonic() < kept.until:
+            return kept.login
         loop = asyncio.get_running_loop()
         asking = self._asking.get(loop)
         if asking is None or asking.done():
             asking = self._asking[loop] = loop.create_task(self._ask(self._source), name="tenure-credentials")
             asking.add_done_callback(_heard)
-        if self._goes_on:
+        if self._accepted() is not None:
             await asyncio.wait([asking], timeout=SLOW)
-            if not asking.done() and self._kept is not None and self._goes_on:
-                return self._kept_for_now(self._kept)
+            if not asking.done() and (left := self._accepted()) is not None:
+                return self._keep_on(left)
         return await asyncio.shield(asking)  # whoever gives up doesn't take it from the others
 
     def refused(self, login: Login) -> None:
         """Note that the server refuses *login*: the next connection asks for another one."""
-        if self._kept is not None and self._kept.is_same(login):
+        kept = self._kept
+        if kept is not None and kept.login.is_same(login):
             self._kept = None
 
     def unanswered(self, within: float) -> Unavailable | None:
@@ -206,39 +218,50 @@ class Logins:
                 found = await source.ask()
         except TimeoutError:
             failure: TenureError = Unavailable(f"{source.name} gave no password within {ASK_MAX:g} s")
+        except RuntimeError as error:  # the system gives no thread
+            failure = Unavailable(f"{source.name} can't be asked now: {error}")
         except TenureError as error:
             failure = error
         else:
-            self._has_worked = True
-            secret = found.secret
-            hide(secret)
-            self._quotable.append(secret)
+            self._note_quotable(found.secret)
             user = found.user or self._fixed.user
             if not user and self._needs_user is not None:
-                raise ConfigError(
+                raise self._lasting(
                     f"{source.name} gives a password without a user, and {self._needs_user} needs one; return "
                     "tenure.Credentials(password, user=…), or write the user before the @ of the URL"
                 )
+            self._has_worked = True
             lasts = math.inf if found.lasts is None else found.lasts
-            until = RENEWED_AT * lasts if found.lasts is not None else source.keeps
-            login = Login(user, secret, asked_at + RENEWED_AT * lasts, asked_at + lasts)
-            self._kept = Login(user, secret, asked_at + until, asked_at + lasts) if until else None
+            login = Login(user, found.secret, asked_at + RENEWED_AT * lasts, asked_at + lasts)
+            until = asked_at + source.keeps if found.lasts is None else login.renewed_at
+            self._kept = _Kept(login, until) if until > asked_at else None
             return login
-        if self._kept is None or not self._goes_on:
-            if isinstance(failure, Unavailable):
-                raise failure
-            raise lasting(str(failure), worked=self._has_worked) from failure
-        return self._kept_for_now(self._kept)
+        if (left := self._accepted()) is not None:
+            return self._keep_on(left)
+        if isinstance(failure, Unavailable):
+            raise failure
+        raise self._lasting(str(failure)) from failure
 
-    @property
-    def _goes_on(self) -> bool:
-        """Whether there is a login that is known to be accepted for some time yet."""
-        return self._kept is not None and time.monotonic() < self._kept.ends_at < math.inf
+    def _accepted(self) -> Login | None:
+        """Return the login that is known to be accepted for some time yet, if there is one."""
+        kept = self._kept
+        return kept.login if kept is not None and time.monotonic() < kept.login.ends_at < math.inf else None
 
-    def _kept_for_now(self, kept: Login) -> Login:
+    def _keep_on(self, login: Login) -> Login:
+        """Use *login* for a part of the time that it has, as there is no other one yet."""
         now = time.monotonic()
-        self._kept = Login(kept.user, kept.password, now + TRIED_AGAIN * (kept.ends_at - now), kept.ends_at)
-        return self._kept
+        again = now + TRIED_AGAIN * (login.ends_at - now)
+        login = replace(login, renewed_at=again)
+        self._kept = _Kept(login, again)
+        return login
+
+    def _note_quotable(self, secret: Secret) -> None:
+        hide(secret)
+        others = [one for one in self._quotable if one != secret]
+        self._quotable = (secret, *others[: QUOTABLE - 1])
+
+    def _lasting(self, text: str) -> TenureError:
+        return lasting(text, worked=self._has_worked)
 
 
 def _heard(asking: asyncio.Task[Login]) -> None:
@@ -260,6 +283,7 @@ def logins_of(
     user: str | None,
     password: Secret | None,
     needs_user: bool = False,
+    login_file: str = "",
 ) -> Logins:
     """Return the logins that a URL and its *options* name, or that are *given* by the caller.
 
@@ -270,9 +294,10 @@ def logins_of(
         user: The user that the URL names.
         password: The password in it.
         needs_user: Whether the store has no login without a user.
+        login_file: The option that names a file with the whole login, if the URL has one.
 
     Raises:
-        ConfigError: There are two passwords, a file can't be read, or a command can't be one.
+        ConfigError: There are two of them, a file can't be read, or a command can't be one.
     """
     named = {
         "a password": password or None,
@@ -280,7 +305,8 @@ def logins_of(
         "password_command=": options.password_command,
         "credentials=": given,
     }
-    present = [name for name, value in named.items() if value is not None]
+    present = [login_file] if login_file and names_source(options, given) else []
+    present += [name for name, value in named.items() if value is not None]
     if len(present) > 1:
         raise ConfigError(f"{store} is given {' and '.join(present)}; leave out all but one")
     warnings: tuple[Fact, ...] = ()
@@ -324,6 +350,9 @@ class PasswordCommand:
 
     def __init__(self, argv: tuple[str, ...]) -> None:
         self._argv = argv
+        # Without its arguments, which may be secret; and what is no command may be the password itself.
+        shown = argv[0] if shutil.which(argv[0]) else HIDDEN if "=" in argv[0] else path_shown(argv[0])
+        self.name: str = f"the password command {shown!r}"
 
     @classmethod
     def parse(cls, written: Secret, store: object) -> PasswordCommand:
@@ -340,11 +369,6 @@ class PasswordCommand:
             raise ConfigError(f"password_command= of {store} is empty; name a command that prints the password")
         return cls(argv)
 
-    @property
-    def name(self) -> str:
-        """The command, without its arguments, which may be secret."""
-        return f"the password command {self._argv[0]!r}"
-
     async def ask(self) -> Credentials:
         """Return what the command prints."""
         return _password_in(await output_of(self._argv, self.name, within=ASK_MAX), self.name)
@@ -355,26 +379,22 @@ class Given:
 
     Args:
         ask: The function.
-        loop: The loop that has opened the backend, on which its coroutines run.
+        loop: The loop that has opened the backend, on which its coroutines run; None: each runs on a loop of its own,
+            in the thread that has called the function.
     """
 
     keeps = 0.0
     name = "credentials="
 
-    def __init__(self, ask: AskCredentials, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, ask: AskCredentials, loop: asyncio.AbstractEventLoop | None) -> None:
         self._ask = ask
         self._loop = loop
 
     async def ask(self) -> Credentials:
         """Return what the function returns."""
-        try:
-            answer = await in_thread("tenure-credentials", self._ask)
-            if inspect.isawaitable(answer):
-                answer = await self._await(answer)
-        except TenureError:
-            raise
-        except Exception as error:  # the caller's: a cloud that gives no token now, or a bug
-            raise Unavailable(f"{self.name} failed: {type(error).__name__}: {error}") from error
+        answer = await in_thread("tenure-credentials", self._call)
+        if self._loop is not None and inspect.isawaitable(answer):
+            answer = await self._on(self._loop, answer)
         if isinstance(answer, (str, Secret)):
             return Credentials(answer)
         if not isinstance(answer, Credentials):
@@ -383,17 +403,43 @@ class Given:
             )
         return answer
 
-    async def _await(self, answer: Awaitable[Answer]) -> Answer:
-        async def run() -> Answer:
-            return await answer
+    def _call(self) -> Answer | Awaitable[Answer]:
+        try:
+            answer = self._ask()
+        except TenureError:
+            raise
+        except BaseException as error:  # also SystemExit, which would end the loop that asks
+            raise self._failure(error) from error
+        return asyncio.run(self._awaited(answer)) if self._loop is None and inspect.isawaitable(answer) else answer
 
-        if self._loop is asyncio.get_running_loop():
-            return await run()
-        if not self._loop.is_running():
+    async def _awaited(self, answer: Awaitable[Answer]) -> Answer:
+        try:
+            return await answer
+        except (TenureError, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if is_cancelled():
+                raise
+            raise self._failure(error) from error
+
+    def _failure(self, error: BaseException) -> Unavailable:
+        """Return an error of the caller's own: of a cloud that gives no token now, or a bug."""
+        return Unavailable(f"{self.name} failed: {redacted(in_words(error))}")
+
+    async def _on(self, loop: asyncio.AbstractEventLoop, answer: Awaitable[Answer]) -> Answer:
+        if loop is asyncio.get_running_loop():
+            return await self._awaited(answer)
+        over = f"the event loop that has opened the backend is over, so {self.name} can't be asked"
+        if not loop.is_running():
             if inspect.iscoroutine(answer):
                 answer.close()
-            raise Unavailable("the event loop that has opened the backend is over, so credentials= can't be asked")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._loop))
+            raise Unavailable(over)
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._awaited(answer), loop))
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise Unavailable(over) from None
 
 
 WITHOUT_PASSWORDS: Mapping[str, str] = MappingProxyType(

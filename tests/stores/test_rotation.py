@@ -8,7 +8,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -340,10 +339,12 @@ async def test_no_message_is_lost_while_a_password_is_replaced_again_and_again(
 class _AskedOnce(LoginsOfClient):
     """Goes on with the first login, as clients do that are given a password when they are made."""
 
-    async def _ask(self, source: Any) -> Login:
-        login = await super()._ask(source)
-        self._kept = replace(login, renewed_at=float("inf"))
-        return login
+    _first: Login | None = None
+
+    async def login(self) -> Login:
+        if self._first is None:
+            self._first = await super().login()
+        return self._first
 
     def refused(self, login: Login) -> None:
         pass

@@ -511,7 +511,7 @@ async def test_a_command_that_hangs_is_named_and_awaited(server: Kubernetes, tmp
     backend = kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}&timeout=0.3"))
     try:
         with pytest.raises(
-            Unavailable, match=r"the credential command '.*get-token' gave no answer within 0.3 s, so nothing"
+            Unavailable, match=r"credential command '.*get-token' gave no answer within 0.3 s, so nothing"
         ):
             await backend.leases.inspect("nothing")
         await asyncio.to_thread(plugin.answers, token="first-token")  # returns when the command reads it
@@ -545,7 +545,7 @@ async def test_all_that_a_command_has_started_is_killed_with_it(
     try:
         user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program), "args": [command]}}
         path = written(tmp_path / "config", config(server, user))
-        with pytest.raises(Unavailable, match=r"the credential command '.*holds-output' took over 1 s"):
+        with pytest.raises(Unavailable, match=r"credential command '.*holds-output' took over 1 s"):
             await ask(f"kubernetes://?kubeconfig={path}")
         await until(lambda: is_at_end(alive))
     finally:

@@ -163,7 +163,7 @@ async def test_a_source_that_fails_is_told_as_it_is(server: RabbitMQ) -> None:
         raise LookupError("the vault is sealed")
 
     async with tenure.connect(url_of(server), credentials=ask) as backend:
-        with pytest.raises(ConfigError, match=r"^credentials= failed: LookupError: the vault is sealed$"):
+        with pytest.raises(Unavailable, match=r"^credentials= failed: LookupError: the vault is sealed$"):
             await backend.queue("orders").send(b"x")
 
 
