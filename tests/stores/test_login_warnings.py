@@ -22,6 +22,7 @@ from tenure._backends.nats import diagnosis as nats
 from tenure._backends.rabbitmq.diagnosis import _login_advice
 from tenure._backends.redis.address import Options, address_of
 from tenure._backends.redis.diagnosis import login_fact
+from tenure._logins import Login
 from tenure._secret import Secret
 from tenure._url import Url, is_loopback
 from tests.explained import facts_by_name
@@ -83,8 +84,9 @@ async def test_the_warning_about_that_user_has_a_code() -> None:
 )
 def test_a_nats_without_login_is_told(url: str, code: str) -> None:
     parsed = Url.parse(url)
-    client = SimpleNamespace(options=parsed.options(nats_address.Options), address=nats_address.address_of(parsed))
-    fact = nats._login(cast(Any, client))
+    address = nats_address.address_of(parsed)
+    login = Login(address.username, address.password or address.token)
+    fact = nats._login(parsed.options(nats_address.Options), login, "")
     assert (fact.code if fact.advice else "") == code
     assert "hush" not in str(fact)
 

@@ -16,6 +16,7 @@ from tenure import Unavailable
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NotPermitted
 from tenure._backends.nats.transport import Transport
+from tenure._logins import Login
 
 
 class Silent:
@@ -36,7 +37,9 @@ class Silent:
 class Setup:
     def __init__(self) -> None:
         self.driver = Silent()
-        self.connection = Connection(cast(Driver, self.driver), Transport(wants_tls=False), "127.0.0.1:4222")
+        self.connection = Connection(
+            cast(Driver, self.driver), Transport(wants_tls=False), "127.0.0.1:4222", Login(None, None)
+        )
 
     async def ask(self, subject: str) -> asyncio.Future[Any]:
         return await self.connection.begin(subject)

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
-import os
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import nkeys
 import pytest
@@ -21,40 +15,9 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tests.servers import Nats, private
+from tests.stores.nats.identities import Identity
 
 UNLIMITED = -1
-
-
-@dataclass(frozen=True)
-class Identity:
-    """The key of an operator, an account or a user."""
-
-    seed: str
-    name: str
-    """The public key."""
-
-    @classmethod
-    def new(cls, kind: int) -> Identity:
-        seed = bytes(nkeys.encode_seed(os.urandom(32), kind))
-        return cls(seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode())
-
-    def issue(self, subject: Identity, claims: dict[str, Any]) -> str:
-        """Return a JWT for *subject*, signed with this key, by the rules of NATS's ``jwt`` library, version 2."""
-        facts = {
-            "jti": base64.b32encode(os.urandom(10)).decode(),
-            "iat": int(time.time()),
-            "iss": self.name,
-            "name": subject.name,
-            "sub": subject.name,
-            "nats": {"version": 2, **claims},
-        }
-        signed = f"{_encoded({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{_encoded(facts)}"
-        signature = nkeys.from_seed(bytearray(self.seed.encode())).sign(signed.encode())
-        return f"{signed}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
-
-
-def _encoded(part: dict[str, Any]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(part, separators=(",", ":")).encode()).rstrip(b"=").decode()
 
 
 def credentials(jwt: str, seed: str, end: str = "\n") -> str:

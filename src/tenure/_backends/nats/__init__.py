@@ -9,6 +9,7 @@ from tenure._backends.nats.client import Client
 from tenure._backends.nats.diagnosis import diagnose
 from tenure._backends.nats.leases import TRAITS, NatsLeases
 from tenure._backends.nats.queue import QUEUE_TRAITS, NatsBroker
+from tenure._logins import Source, names_source
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.closing import close_in_order
@@ -17,13 +18,15 @@ from tenure._url import Url
 __all__ = ["QUEUE_TRAITS", "TRAITS", "NatsBackend", "NatsBroker", "NatsLeases", "Options", "open"]
 
 
-def open(url: Url, *, clock: Clock | None = None) -> NatsBackend:
+def open(url: Url, *, clock: Clock | None = None, credentials: Source | None = None) -> NatsBackend:
     """Open the NATS that *url* names; the first request connects.
 
     Raises:
         ConfigError: The URL names no server, or an option is unknown or doesn't fit.
     """
-    return NatsBackend(Client(address_of(url), url.options(Options)), clock or SystemClock())
+    options = url.options(Options)
+    address = address_of(url, has_source=names_source(options, credentials))
+    return NatsBackend(Client(address, options, credentials), clock or SystemClock())
 
 
 class NatsBackend:

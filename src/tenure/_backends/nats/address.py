@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tenure._logins import PasswordOptions
 from tenure._secret import Secret
 from tenure._url import Url, in_url
 from tenure.errors import ConfigError
@@ -17,7 +18,7 @@ _REPLICAS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PasswordOptions):
     """The query of a ``nats:`` URL.
 
     Args:
@@ -71,6 +72,11 @@ class Options:
             raise ConfigError("creds= and nkey= are two logins; give one of them")
 
     @property
+    def login_file(self) -> str:
+        """The option that names a file with the whole login, as ``creds=``; empty if none does."""
+        return "creds=" if self.creds else "nkey=" if self.nkey else ""
+
+    @property
     def wants_tls(self) -> bool:
         """Whether a connection without TLS is not enough."""
         return self.tls or bool(self.ca or self.cert)
@@ -90,8 +96,8 @@ class Address:
         return f"nats://{','.join(self.servers)}"
 
 
-def address_of(url: Url) -> Address:
-    """Return the address that *url* names.
+def address_of(url: Url, *, has_source: bool = False) -> Address:
+    """Return the address that *url* names; if the password *has_source* elsewhere, what stands before an @ is a user.
 
     Raises:
         ConfigError: It has another form.
@@ -105,6 +111,8 @@ def address_of(url: Url) -> Address:
         return Address(servers, None, None, None)
     if not user:
         raise ConfigError(f"{str(url)!r} has an @, but no login before it; {form}, or nats://TOKEN@host")
+    if has_source and not password:
+        return Address(servers, user.reveal(), None, None)
     if password is None:
         return Address(servers, None, None, user)
     if not password:

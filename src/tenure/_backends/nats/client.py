@@ -35,12 +35,14 @@ from tenure._backends.nats.errors import (
     Refusal,
     TooLarge,
     WrongConsumer,
+    is_login_refused,
     is_undecided,
     translate,
 )
 from tenure._backends.nats.login_files import BadLoginFile
 from tenure._connect_failures import NotConnectedInTime
 from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, read_json, read_or
+from tenure._logins import Login, Logins, Source, logins_of
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
@@ -85,15 +87,33 @@ class Client:
     Args:
         address: Where its servers are, and the login.
         options: The options of the URL.
+        credentials: Of the caller.
+        logins: Those of another client, in place of what all these say.
 
     Raises:
-        ConfigError: A file can't be read, or is no certificate.
+        ConfigError: A file can't be read, or is no certificate; or there are two logins.
     """
 
-    def __init__(self, address: Address, options: Options) -> None:
-        self.warnings: tuple[Fact, ...] = require_readable(
+    def __init__(
+        self,
+        address: Address,
+        options: Options,
+        credentials: Source | None = None,
+        *,
+        logins: Logins | None = None,
+    ) -> None:
+        files = require_readable(
             address, ca=options.ca, cert=options.cert, key=options.key, creds=options.creds, nkey=options.nkey
         )
+        self.logins: Logins = logins or logins_of(
+            address,
+            options,
+            credentials,
+            user=address.username,
+            password=address.password or address.token,
+            login_file=options.login_file,
+        )
+        self.warnings: tuple[Fact, ...] = (*files, *self.logins.warnings)
         self.address: Address = address
         self.options: Options = options
         self.tls: ReloadingContext | None = (
@@ -130,20 +150,22 @@ class Client:
                 if connection is not None:
                     self._retire(connection)
                 else:  # so nothing was asked
-                    failure = NotConnectedInTime(min(within, self.options.timeout))
+                    waited = min(within, self.options.timeout)
+                    failure = self.logins.unanswered(waited) or NotConnectedInTime(waited)
             raise self._translated(failure, within) from error
         self._worked = True
         return answer
 
     def translate(self, error: Exception) -> TenureError:
         """Return an error of a request as one of ours."""
-        if isinstance(error, TenureError):
-            return error
         return self._translated(error, self.options.timeout)
 
     def _translated(self, error: Exception, within: float) -> TenureError:
+        if isinstance(error, TenureError):
+            return error
         own, timeout = shown_by(self.tls), self.options.timeout
-        return translate(error, self.address, within, worked=self._worked, own=own, timeout=timeout)
+        source = self.logins.source
+        return translate(error, self.address, within, worked=self._worked, own=own, timeout=timeout, source=source)
 
     async def connection(self) -> Connection:
         """Return the open connection of this loop, or open one.
@@ -317,7 +339,8 @@ class Client:
         for number in range(len(servers)):
             which = (self._first + number) % len(servers)
             try:
-                connection = await Connection.open(servers[which], self.address, self.options, self.tls, within)
+                connect = partial(self._log_in, servers[which], within)
+                connection = await self.logins.let_in(connect, is_login_refused)
             except (nats.errors.Error, HandshakeFailed, OSError) as error:
                 failure = failure or error
                 continue
@@ -325,6 +348,15 @@ class Client:
             return connection
         assert failure is not None  # there is at least one server
         raise failure
+
+    async def _log_in(self, server: str, within: float, login: Login) -> Connection:
+        connection = await Connection.open(server, login, self.options, self.tls, within)
+        connection.when_lost(partial(self._lost, connection))
+        return connection
+
+    def _lost(self, connection: Connection) -> None:
+        if connection.is_login_over:
+            self.logins.refused(connection.login)
 
     def _connected(self, connecting: asyncio.Future[Connection], attempt: asyncio.Task[Connection]) -> None:
         loop = attempt.get_loop()

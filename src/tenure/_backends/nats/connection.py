@@ -19,10 +19,17 @@ from nats.aio.client import Client as Driver
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from tenure._backends.nats.address import Address, Options
-from tenure._backends.nats.errors import Disconnected, HandshakeFailed, NoJetStream, NotPermitted
+from tenure._backends.nats.address import Options
+from tenure._backends.nats.errors import (
+    Disconnected,
+    HandshakeFailed,
+    NoJetStream,
+    NotPermitted,
+    is_login_refused,
+)
 from tenure._backends.nats.login_files import login_of
 from tenure._backends.nats.transport import Transport
+from tenure._logins import Login
 from tenure._secret import Secret, hide, revealed
 from tenure._tls_failures import NoTls
 
@@ -79,10 +86,11 @@ def status_of(message: Msg) -> str | None:
 class Connection:
     """An open connection; it is used on the loop that opened it."""
 
-    def __init__(self, driver: Driver, transport: Transport, server: str) -> None:
+    def __init__(self, driver: Driver, transport: Transport, server: str, login: Login) -> None:
         self._driver = driver
         self._transport = transport
         self.server: str = server
+        self.login: Login = login
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         self._asked: OrderedDict[str, str] = OrderedDict()
         """By token, as sent: the subjects of requests without an answer or a refusal, also of those given up."""
@@ -98,14 +106,15 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, server: str, address: Address, options: Options, tls: ssl.SSLContext | None, within: float
+        cls, server: str, login: Login, options: Options, tls: ssl.SSLContext | None, within: float
     ) -> Connection:
-        """Connect to *server*, one of the servers at *address*, within *within* seconds."""
-        login, secrets = login_of(options)
+        """Connect to *server* within *within* seconds, with *login*, or with that of a file that *options* name."""
+        of_file, secrets = login_of(options)
         hide(*secrets)
+        secret = revealed(login.password)
         driver, transport = _Driver(), Transport(wants_tls=options.wants_tls)
         driver._transport = transport  # there is no option for that
-        connection = cls(driver, transport, server)
+        connection = cls(driver, transport, server, login)
         connection._quotable = secrets
         more: dict[str, Any] = {"tls": tls} if tls is not None else {}
         try:
@@ -119,12 +128,12 @@ class Connection:
                 ping_interval=10,
                 error_cb=connection._on_error,
                 closed_cb=connection._on_closed,
-                user=address.username,
-                password=revealed(address.password),
-                token=revealed(address.token),
+                user=login.user,
+                password=secret if login.user else None,
+                token=None if login.user else secret,
                 name="tenure",
                 inbox_prefix=options.inbox,
-                **login,
+                **of_file,
                 **more,
             )
             connection._inbox = driver.new_inbox()  # which begins as the option says from here on
@@ -147,6 +156,11 @@ class Connection:
     def is_lost(self) -> bool:
         """Whether it can't be used any more."""
         return self._lost is not None or self._driver.is_closed
+
+    @property
+    def is_login_over(self) -> bool:
+        """Whether the server has ended it because it doesn't accept its login any more."""
+        return self._lost is not None and is_login_refused(self._lost)
 
     @property
     def server_id(self) -> str:

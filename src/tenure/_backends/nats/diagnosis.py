@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from tenure._backends.nats.address import Options
 from tenure._backends.nats.client import Client, Json, part_of
 from tenure._backends.nats.configuration import changed_in, changes_of, changes_of_stream
 from tenure._backends.nats.connection import Connection
@@ -13,6 +14,7 @@ from tenure._backends.nats.leases import SERIALIZABLE, is_reporting, takes_rollu
 from tenure._backends.nats.names import is_cut, word_of
 from tenure._backends.nats.places import ack_wait_in
 from tenure._foreign import a_count, a_list, a_text, an_object, read_or
+from tenure._logins import Login
 from tenure._opened import Fact
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._tls_facts import tls_fact
@@ -36,11 +38,12 @@ FORGETTING: tuple[Version, Version] = ((2, 12, 7), (2, 12, 10))
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a server says of itself when it is connected to."""
+    """What a server says of itself when it is connected to, and the login that it has accepted."""
 
     version: Version
     cluster: str
     is_encrypted: bool
+    login: Login
 
 
 async def diagnose(client: Client) -> list[Fact]:
@@ -70,7 +73,8 @@ async def diagnose(client: Client) -> list[Fact]:
     facts += [await _jetstream(client), *_kept(client, servers, streams)]
     if isinstance(streams, list):
         facts += [_queue_streams(client, streams), await _queue_consumers(client, streams)]
-    return [*facts, await _hints(client, [] if isinstance(streams, TenureError) else streams), _login(client)]
+    facts.append(await _hints(client, [] if isinstance(streams, TenureError) else streams))
+    return [*facts, _login(client.options, servers[0].login, client.logins.source)]
 
 
 # --- servers -----------------------------------------------------------------------------------------------------
@@ -78,11 +82,11 @@ async def diagnose(client: Client) -> list[Fact]:
 
 async def _server(client: Client, name: str) -> Server | TenureError:
     """Connect to one of the servers."""
-    alone = Client(replace(client.address, servers=(name,)), client.options)
+    alone = Client(replace(client.address, servers=(name,)), client.options, logins=client.logins)
 
     async def look(connection: Connection) -> Server:
         is_encrypted = connection.requires_tls or client.options.wants_tls
-        return Server(connection.version, connection.cluster, is_encrypted)
+        return Server(connection.version, connection.cluster, is_encrypted, connection.login)
 
     try:
         return await alone.run(look)
@@ -332,11 +336,10 @@ async def _hints(client: Client, streams: Iterable[Json]) -> Fact:
     )
 
 
-def _login(client: Client) -> Fact:
-    options, address = client.options, client.address
+def _login(options: Options, login: Login, source: str) -> Fact:
     kinds = {
-        "a user and a password": address.username is not None,
-        "a token": address.token is not None,
+        "a user and a password": bool(login.user),
+        "a token": login.password is not None,
         "a creds file": options.creds is not None,
         "an nkey": options.nkey is not None,
         "a certificate": options.cert is not None,
@@ -345,4 +348,4 @@ def _login(client: Client) -> Fact:
     advice = ""
     if kind == "none":
         advice = "every program that reaches it can end leases and read all messages; require a login or certificates"
-    return Fact("login", kind, advice, "nats-no-login")
+    return Fact("login", f"{kind}, from {source}" if source else kind, advice, "nats-no-login")

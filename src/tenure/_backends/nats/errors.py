@@ -78,6 +78,12 @@ class NoJetStream(Exception):
     """
 
 
+def is_login_refused(error: Exception) -> bool:
+    """Whether the server refuses the login, or has ended a connection because the login is over."""
+    text = str(error).lower()
+    return isinstance(error, nats.errors.Error | Disconnected) and ("authoriz" in text or "authent" in text)
+
+
 def is_wrong_sequence(error: Refusal) -> bool:
     """Whether a write was refused because the subject's last message is another."""
     return error.code == WRONG_SEQUENCE
@@ -108,6 +114,7 @@ def translate(
     worked: bool,
     own: OwnCertificate | None = None,
     timeout: float | None = None,
+    source: str = "",
 ) -> TenureError:
     """Turn an error of the client, of the connection or of JetStream at *address* into one of ours.
 
@@ -121,6 +128,7 @@ def translate(
         software="NATS",
         tls=TlsAdvice(plain=_PLAIN, own=own),
         timeout=timeout,
+        source=source,
     )
     lasting = target.lasting
     text = str(error).removeprefix("nats: ").strip("'") or type(error).__name__
@@ -157,7 +165,7 @@ def translate(
             )
         case nats.errors.TimeoutError() | TimeoutError():
             return target.no_answer(within)
-        case nats.errors.Error() if "authoriz" in text.lower() or "authent" in text.lower():
+        case nats.errors.Error() if is_login_refused(error):
             return target.login_refused(said, "check user, password, token, creds or nkey in the URL")
         case HandshakeFailed():
             failed = replace(target, at=error.server).failure(error)
