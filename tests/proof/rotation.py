@@ -31,7 +31,8 @@ REPLACED = 10
 STEP = 5.0
 """Seconds after which the progress is noted."""
 TTL, RENEW_EVERY = 60.0, 1.0
-SENT_EVERY = 0.05
+EVERY, AT_ONCE = 1.0, 10
+"""Seconds between two batches of messages, and how many are in one."""
 AGAIN = "make proof ARGS='--rotation SECONDS' with a new --state"
 
 _FILES = "ca={ca}&cert={cert}&key={key}"
@@ -122,11 +123,11 @@ class Rotated:
         """Send until the end; what has no answer is sent again."""
         queue = backend.queue("rotation")
         while not self.stop.is_set():
-            one = str(len(self.sent))
+            batch = [str(len(self.sent) + number) for number in range(AT_ONCE)]
             with suppress(tenure.Unavailable):
-                await queue.send(b"x", id=one)
-                self.sent.append(one)
-            await asyncio.sleep(SENT_EVERY)
+                await queue.send_batch([tenure.Outgoing(b"x", id=one) for one in batch])
+                self.sent += batch
+            await asyncio.sleep(EVERY)
 
 
 def rotate(part: Part, enough: int, folder: Path) -> Iterator[None]:
