@@ -240,12 +240,21 @@ async def test_who_is_cut_off_tries_rarely_and_on(which: str, refusing: set[Faul
     assert least(outage) <= found <= most(which, seconds)
 
 
-async def pauses_begin_anew(which: str, refusing: set[FaultProxy], pauses: Pauses) -> bool:
-    """Return whether pauses that grew in an outage begin with the first again; wait until they are told to."""
+async def pauses_begin_anew(
+    which: str, refusing: set[FaultProxy], pauses: Pauses, kind: type[Backoff] = Backoff
+) -> bool:
+    """Return whether pauses that grew in an outage, one of this *kind* among them, begin with the first again.
+
+    It waits until they are told to.
+    """
+
+    def have_grown() -> bool:
+        return len(pauses.grown) >= PAUSING[which] and any(isinstance(one, kind) for one in pauses.grown)
+
     outage = Outage.of(which)
     async with listening(which, refusing) as listener, asking(listener.client):
         async with listener.cut(), listener.clock.hurried(outage.times):
-            await until(lambda: len(pauses.grown) >= PAUSING[which])
+            await until(have_grown)
             await asyncio.sleep(outage.begins)
         pauses.outage_ends()
         async with losing_what_has_lasted(listener):

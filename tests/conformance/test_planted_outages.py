@@ -87,7 +87,7 @@ async def test_a_planted_bug_of_pauses_that_stay_long_is_found(
             pauses.told.add(self)
 
     monkeypatch.setattr(module, "Backoff", NeverAnew)
-    assert not await pauses_begin_anew(which, refusing, pauses)
+    assert not await pauses_begin_anew(which, refusing, pauses, NeverAnew)
 
 
 def test_every_store_has_a_planted_bug_of_pauses() -> None:
