@@ -9,6 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from tenure._one_line import one_line
+from tenure._redaction import redacted
+from tenure._secret import Secret, hide
 from tenure.errors import ConfigError, Unavailable
 
 SAID_MAX = 300
@@ -20,7 +23,13 @@ OUTPUT_MAX = 2**20
 
 
 async def output_of(
-    argv: Sequence[str], name: str, *, within: float, env: Mapping[str, str] | None = None, install: str = ""
+    argv: Sequence[str],
+    name: str,
+    *,
+    within: float,
+    env: Mapping[str, str] | None = None,
+    install: str = "",
+    remedy: str = "log in with it, then tenure tries again",
 ) -> bytes:
     """Return what a command writes to its standard output, which is in no message.
 
@@ -30,6 +39,7 @@ async def output_of(
         within: The seconds that it may take.
         env: Its environment; this process's if None.
         install: What to do if it can't be run.
+        remedy: What to do if it fails.
 
     Raises:
         ConfigError: It can't be run, or writes without end.
@@ -66,11 +76,11 @@ async def output_of(
         if not is_over:
             await _end(process)
     if process.returncode:
-        said = errors.decode(errors="replace").strip().splitlines()[-1:]
-        raise Unavailable(
-            f"{name} ended with status {process.returncode}{': ' + said[0][:SAID_MAX] if said else ''}; log in with "
-            "it, then tenure tries again"
-        )
+        printed = Secret(written.decode(errors="replace").strip())
+        hide(printed)
+        last = errors.decode(errors="replace").strip().splitlines()[-1:]
+        said = f": {redacted(one_line(last[0]))[:SAID_MAX]}" if last else ""
+        raise Unavailable(f"{name} ended with status {process.returncode}{said}; {remedy}")
     return written
 
 

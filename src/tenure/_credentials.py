@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from tenure._secret import Secret
 from tenure.errors import ConfigError
+
+PASSWORD_MAX = 65_536
+"""Characters of the longest user, password, or token."""
+LASTS_MAX = 1e9
+"""Seconds that one may last: some 30 years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,43 @@ class Credentials:
             object.__setattr__(self, "password", Secret(self.password))
         if not self.password:
             raise ConfigError("Credentials(password=…) is empty; give the password, or the token")
+        for name, text in (("password", self.secret.reveal()), ("user", self.user)):
+            require_text(text, f"Credentials({name}=…)")
         lasts: object = self.lasts
-        if lasts is not None and not (isinstance(lasts, (int, float)) and 0.0 < lasts < math.inf):
-            shown = lasts if isinstance(lasts, (int, float)) else type(lasts).__name__
+        if lasts is not None and not (isinstance(lasts, (int, float)) and 0.0 < lasts <= LASTS_MAX):
+            shown = lasts if isinstance(lasts, float) else type(lasts).__name__
+            if isinstance(lasts, int):
+                shown = lasts if abs(lasts) < LASTS_MAX else "so many"
             raise ConfigError(f"Credentials(lasts=…) must be a number of seconds above 0, not {shown}")
 
     @property
     def secret(self) -> Secret:
         """The password, which shows itself to nobody who doesn't ask for it by ``reveal()``."""
         return self.password if isinstance(self.password, Secret) else Secret(self.password)
+
+
+def require_text(text: str, name: str) -> None:
+    """Refuse what no store takes as a user, a password or a token; *name* is what it is called, as it isn't shown.
+
+    Raises:
+        ConfigError: It has a line end or a NUL, is no text, or too long.
+    """
+    if text != text.rstrip("\r\n"):
+        raise ConfigError(f"{name} ends with a line end; take it off, as with .strip()")
+    if not text.isascii() and not _is_encodable(text):
+        raise ConfigError(f"{name} has characters that are no text, such as of bytes that are not in UTF-8")
+    if any(one in text for one in "\0\r\n"):
+        raise ConfigError(f"{name} has a line end or a NUL, which no store takes")
+    if len(text) > PASSWORD_MAX:
+        raise ConfigError(f"{name} has {len(text):,} characters, and must have at most {PASSWORD_MAX:,}")
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 AskCredentials: TypeAlias = Callable[[], Credentials | str | Secret | Awaitable[Credentials | str | Secret]]

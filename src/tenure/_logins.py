@@ -6,8 +6,10 @@ House rules:
   refusal counts if the answer is the same.
 - Connections that are made together ask once. Between them, only what says how long it lasts is kept, and the answer of
   a command, as a command is slow.
-- What lasts for a known time is replaced at a share of it; if the source fails then, or is slow, what there is goes on
-  to its end.
+- What lasts for a known time is asked for again at a share of it, before anybody needs it. If the source fails then, or
+  is slow, or the store doesn't accept the new one yet, what there is goes on to its end.
+- A connection that works is given up only for a login that lasts longer: what a store thinks of the old one when it has
+  ended is for the store to say.
 - The caller's own code never runs on the renewal thread: a function runs in a thread, and what it awaits on the loop
   that has opened the backend; or there, if that is the loop of this thread, as calls that block have opened it.
 """
@@ -17,9 +19,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import os
 import shlex
 import shutil
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,13 +32,13 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from tenure._credential_command import output_of
-from tenure._credentials import AskCredentials, Credentials
+from tenure._credentials import PASSWORD_MAX, AskCredentials, Credentials
 from tenure._opened import Fact
-from tenure._option_files import read_file, require_readable
-from tenure._redaction import redacted
+from tenure._option_files import exists, read_file, require_readable
+from tenure._redaction import redact, redacted
 from tenure._runtime.tasks import is_cancelled
 from tenure._runtime.threads import in_thread
-from tenure._secret import HIDDEN, Secret, hide, path_shown
+from tenure._secret import HIDDEN, Secret, hide
 from tenure._tls_failures import lasting
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable, in_words
@@ -43,12 +47,14 @@ T = TypeVar("T")
 Answer: TypeAlias = Credentials | str | Secret
 """What a function of the caller may return."""
 
-PASSWORD_BYTES = 65_536
-"""The longest password, or token, that a file or a command may have."""
 RENEWED_AT = 0.75
 """The share of its time at which a login is replaced."""
-TRIED_AGAIN = 0.1
-"""The share of the time that is left then, after which it is tried again if that has failed."""
+TRIED_AGAIN, TRIED_AGAIN_MIN = 0.1, 1.0
+"""The share of the time that is left then, after which it is tried again if that has failed; and the least seconds."""
+SAME_END = 1.0
+"""Seconds by which two ends of one token may differ: they are calculated, by clocks of whole seconds."""
+UNCLAIMED = 10.0
+"""Seconds for which an answer is kept that came when nobody waited for it any more."""
 SLOW = 0.5
 """Seconds to wait for another login while there is one that the store still accepts."""
 COMMAND_KEPT = 60.0
@@ -118,6 +124,15 @@ class _Kept(NamedTuple):
     """When it is asked for again."""
 
 
+@dataclass
+class _Asking:
+    """A question that is asked now, for all who wait for its answer."""
+
+    task: asyncio.Task[Login]
+    begun: float
+    waiting: int = 0
+
+
 class Logins:
     """The logins of one client, for all its connections, on every loop.
 
@@ -143,7 +158,12 @@ class Logins:
         self._fixed = Login(user, password)
         self._source = source
         self._kept: _Kept | None = None
-        self._asking: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Login]] = WeakKeyDictionary()
+        self._before: Login | None = None
+        """The one before that, while the store should still accept it."""
+        self._asking: WeakKeyDictionary[asyncio.AbstractEventLoop, _Asking] = WeakKeyDictionary()
+        self._refused_at = -math.inf
+        self._is_used = False
+        """Whether a connection was made since the last question."""
         self._quotable: tuple[Secret, ...] = ()
         self._has_worked = False
 
@@ -166,31 +186,54 @@ class Logins:
         if self._source is None:
             return self._fixed
         kept = self._kept  # a connection on another loop may be refused meanwhile
-        if kept is not None and time.monotonic() < kept.until:
+        if kept is not None and time.monotonic() < min(kept.until, kept.login.ends_at):
+            self._is_used = True
             return kept.login
-        loop = asyncio.get_running_loop()
-        asking = self._asking.get(loop)
-        if asking is None or asking.done():
-            asking = self._asking[loop] = loop.create_task(self._ask(self._source), name="tenure-credentials")
-            asking.add_done_callback(_heard)
-        if self._accepted() is not None:
-            await asyncio.wait([asking], timeout=SLOW)
-            if not asking.done() and (left := self._accepted()) is not None:
-                return self._keep_on(left)
-        return await asyncio.shield(asking)  # whoever gives up doesn't take it from the others
+        asking = self._begin(self._source)
+        self._is_used = True
+        asking.waiting += 1
+        try:
+            if self._accepted() is not None:
+                await asyncio.wait([asking.task], timeout=SLOW)
+                if not asking.task.done() and (left := self._accepted()) is not None:
+                    return left
+            return await asyncio.shield(asking.task)  # whoever gives up doesn't take it from the others
+        finally:
+            asking.waiting -= 1
 
     def refused(self, login: Login) -> None:
-        """Note that the server refuses *login*: the next connection asks for another one."""
-        kept = self._kept
+        """Note that the server refuses *login*: the next connection has another one.
+
+        It is the one before if that has not ended: a store may accept a new one some time after it was given out.
+        """
+        self._refused_at = now = time.monotonic()
+        kept, before, self._before = self._kept, self._before, None
         if kept is not None and kept.login.is_same(login):
-            self._kept = None
+            is_left = before is not None and before.ends_at > now and not before.is_same(login)
+            self._kept = _Kept(before, _again(before, now)) if before is not None and is_left else None
+
+    def replaces(self, login: Login) -> bool:
+        """Return whether a connection that was made with *login* should be replaced: by one that lasts longer.
+
+        If it is time for one, and there is none, the source is asked beside the requests, which go on.
+        """
+        now, kept = time.monotonic(), self._kept
+        if self._source is None or now < login.renewed_at:
+            return False
+        if kept is None or now >= kept.until:
+            asking = self._asking.get(asyncio.get_running_loop())
+            if asking is None or now - asking.begun >= TRIED_AGAIN_MIN:
+                self._begin(self._source)
+        return kept is not None and kept.login.ends_at > max(now, login.ends_at + SAME_END)
 
     def unanswered(self, within: float) -> Unavailable | None:
         """Return the error of who has waited for a connection so many seconds; None if no login is being asked for."""
         asking = self._asking.get(asyncio.get_running_loop())
-        if asking is None or asking.done():
+        if asking is None or asking.task.done():
             return None
-        return Unavailable(f"{self.source} gave no password within {within:.3g} s; it has {ASK_MAX:g} s for that")
+        return Unavailable(
+            f"{self.source} gave no password within {within:.3g} s; if it needs longer, raise timeout= in the URL"
+        )
 
     async def let_in(self, connect: Callable[[Login], Awaitable[T]], is_refused: Callable[[Exception], bool]) -> T:
         """Return the result of *connect* with the newest login; call it again if that is replaced just now.
@@ -209,7 +252,37 @@ class Logins:
             newer = await self.login()
             if newer.is_same(login):
                 raise
-        return await connect(newer)
+        try:
+            return await connect(newer)
+        except Exception as error:
+            if is_refused(error):
+                self.refused(newer)
+            raise
+
+    def _begin(self, source: Source) -> _Asking:
+        """Ask *source*, or wait with those who do; but not for an answer from before a refusal."""
+        loop = asyncio.get_running_loop()
+        asking = self._asking.get(loop)
+        if asking is None or asking.task.done() or asking.begun < self._refused_at:
+            self._is_used = False
+            task = loop.create_task(self._ask(source), name="tenure-credentials")
+            task.add_done_callback(_heard)
+            asking = self._asking[loop] = _Asking(task, time.monotonic())
+        return asking
+
+    def _ask_in_time(self, source: Source, at: float) -> None:
+        """Ask again when the login that is kept should be replaced, if a connection was made with it meanwhile.
+
+        So a source may be slow: nobody waits for it. One that nobody uses any more, as after a close, is not asked.
+        """
+        known = weakref.ref(self)
+
+        def ask() -> None:
+            logins = known()
+            if logins is not None and logins._is_used and logins._kept is not None and logins._kept.until <= at:
+                logins._begin(source)
+
+        asyncio.get_running_loop().call_later(max(0.0, at - time.monotonic()), ask)
 
     async def _ask(self, source: Source) -> Login:
         asked_at = time.monotonic()
@@ -226,34 +299,44 @@ class Logins:
             self._note_quotable(found.secret)
             user = found.user or self._fixed.user
             if not user and self._needs_user is not None:
+                returned = "return tenure.Credentials(password, user=…), or " if isinstance(source, Given) else ""
                 raise self._lasting(
-                    f"{source.name} gives a password without a user, and {self._needs_user} needs one; return "
-                    "tenure.Credentials(password, user=…), or write the user before the @ of the URL"
+                    f"{source.name} gives a password without a user, and {self._needs_user} needs one; {returned}write "
+                    "the user before the @ of the URL"
                 )
             self._has_worked = True
             lasts = math.inf if found.lasts is None else found.lasts
             login = Login(user, found.secret, asked_at + RENEWED_AT * lasts, asked_at + lasts)
-            until = asked_at + source.keeps if found.lasts is None else login.renewed_at
-            self._kept = _Kept(login, until) if until > asked_at else None
+            self._note(login, source, asked_at)
             return login
         if (left := self._accepted()) is not None:
-            return self._keep_on(left)
+            again = _again(left, time.monotonic())
+            left = replace(left, renewed_at=again)
+            self._kept = _Kept(left, again)
+            self._is_used = True
+            self._ask_in_time(source, again)
+            return left
         if isinstance(failure, Unavailable):
             raise failure
         raise self._lasting(str(failure)) from failure
+
+    def _note(self, login: Login, source: Source, asked_at: float) -> None:
+        """Keep a *login* for the connections to come, if it is not only for those that wait for it."""
+        if asked_at < self._refused_at:  # it may be the one that was refused
+            return
+        self._before, self._kept = self._accepted(), None
+        if login.ends_at < math.inf:
+            self._kept = _Kept(login, login.renewed_at)
+            self._ask_in_time(source, login.renewed_at)
+        elif source.keeps:
+            self._kept = _Kept(login, asked_at + source.keeps)
+        elif (asking := self._asking.get(asyncio.get_running_loop())) is not None and not asking.waiting:
+            self._kept = _Kept(login, time.monotonic() + UNCLAIMED)
 
     def _accepted(self) -> Login | None:
         """Return the login that is known to be accepted for some time yet, if there is one."""
         kept = self._kept
         return kept.login if kept is not None and time.monotonic() < kept.login.ends_at < math.inf else None
-
-    def _keep_on(self, login: Login) -> Login:
-        """Use *login* for a part of the time that it has, as there is no other one yet."""
-        now = time.monotonic()
-        again = now + TRIED_AGAIN * (login.ends_at - now)
-        login = replace(login, renewed_at=again)
-        self._kept = _Kept(login, again)
-        return login
 
     def _note_quotable(self, secret: Secret) -> None:
         hide(secret)
@@ -262,6 +345,11 @@ class Logins:
 
     def _lasting(self, text: str) -> TenureError:
         return lasting(text, worked=self._has_worked)
+
+
+def _again(login: Login, now: float) -> float:
+    """Return when to ask for another login than this one, whose end is near, after there was none."""
+    return now + max(TRIED_AGAIN_MIN, TRIED_AGAIN * (login.ends_at - now))
 
 
 def _heard(asking: asyncio.Task[Login]) -> None:
@@ -327,12 +415,8 @@ class PasswordFile:
     keeps = 0.0
 
     def __init__(self, path: str) -> None:
-        self._path = path
-
-    @property
-    def name(self) -> str:
-        """The option, as the URL has it."""
-        return f"password_file={self._path}"
+        self._path = os.path.abspath(path)  # a daemon changes its folder
+        self.name: str = f"password_file={_shown(path, is_there=exists(path))}"
 
     async def ask(self) -> Credentials:
         """Return the password that is in the file now."""
@@ -349,9 +433,10 @@ class PasswordCommand:
     keeps = COMMAND_KEPT
 
     def __init__(self, argv: tuple[str, ...]) -> None:
-        self._argv = argv
-        # Without its arguments, which may be secret; and what is no command may be the password itself.
-        shown = argv[0] if shutil.which(argv[0]) else HIDDEN if "=" in argv[0] else path_shown(argv[0])
+        program, *arguments = argv
+        self._argv = (os.path.abspath(program) if os.sep in program else program, *arguments)
+        # Without its arguments, which may be secret.
+        shown = _shown(argv[0], is_there=shutil.which(argv[0]) is not None)
         self.name: str = f"the password command {shown!r}"
 
     @classmethod
@@ -361,17 +446,31 @@ class PasswordCommand:
         Raises:
             ConfigError: It is none.
         """
+        text = written.reveal()
         try:
-            argv = tuple(shlex.split(written.reveal()))
+            argv = tuple(shlex.split(text))
+            parts = list(shlex.shlex(text, punctuation_chars=True))  # which keeps the quotes
         except ValueError as error:
             raise ConfigError(f"password_command= of {store} can't be split into words: {error}") from None
         if not argv:
             raise ConfigError(f"password_command= of {store} is empty; name a command that prints the password")
+        if any(set(part) <= set("();<>|&") for part in parts):
+            raise ConfigError(
+                f"password_command= of {store} has a sign of the shell, and is run without one; write sh -c '…', or "
+                "quote it"
+            )
         return cls(argv)
 
     async def ask(self) -> Credentials:
         """Return what the command prints."""
-        return _password_in(await output_of(self._argv, self.name, within=ASK_MAX), self.name)
+        written = await output_of(
+            self._argv,
+            self.name,
+            within=ASK_MAX,
+            install="name it as this process finds it; no shell replaces a ~ or a $",
+            remedy="run it by hand to see what it needs",
+        )
+        return _password_in(written, self.name)
 
 
 class Given:
@@ -415,16 +514,19 @@ class Given:
     async def _awaited(self, answer: Awaitable[Answer]) -> Answer:
         try:
             return await answer
-        except (TenureError, GeneratorExit, KeyboardInterrupt):
+        except (TenureError, GeneratorExit):
             raise
         except BaseException as error:
-            if is_cancelled():
+            is_of_caller = self._loop is not None and isinstance(error, KeyboardInterrupt)
+            if is_cancelled() or is_of_caller:
                 raise
             raise self._failure(error) from error
 
     def _failure(self, error: BaseException) -> Unavailable:
         """Return an error of the caller's own: of a cloud that gives no token now, or a bug."""
-        return Unavailable(f"{self.name} failed: {redacted(in_words(error))}")
+        failure = Unavailable(f"{self.name} failed: {redacted(in_words(error))}")
+        redact(error)
+        return failure
 
     async def _on(self, loop: asyncio.AbstractEventLoop, answer: Awaitable[Answer]) -> Answer:
         if loop is asyncio.get_running_loop():
@@ -470,18 +572,34 @@ def require_credentials(given: object, url: Url) -> None:
             f"{'Credentials' if isinstance(given, Credentials) else type(given).__name__}; a password that stays the "
             "same belongs into the URL"
         )
+    try:
+        signature = inspect.signature(given)
+    except ValueError:  # some, of C, show none
+        return
+    try:
+        signature.bind()
+    except TypeError:
+        raise ConfigError(
+            f"credentials= is called without arguments, and {getattr(given, '__name__', 'this function')} needs some; "
+            "give for example a lambda"
+        ) from None
+
+
+def _shown(written: str, *, is_there: bool) -> str:
+    """Return the name of a file or a command for a message, unless it may be the password, in place of that."""
+    return written if is_there or (os.sep in written and "=" not in written) else HIDDEN
 
 
 def _password_in(content: bytes, name: str) -> Credentials:
     """Return the only line of *content*, which is from the source with that *name*."""
+    if len(content) > PASSWORD_MAX:
+        raise ConfigError(f"{name} has {len(content):,} bytes, and a password has at most {PASSWORD_MAX:,}")
     try:
         text = content.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         raise ConfigError(f"{name} has what is no text in UTF-8, where a password is expected") from None
     if not text:
         raise ConfigError(f"{name} has no password: it is empty")
-    if len(content) > PASSWORD_BYTES:
-        raise ConfigError(f"{name} has {len(content):,} bytes, and a password has at most {PASSWORD_BYTES:,}")
     if any(ord(one) < 32 or ord(one) == 127 for one in text):
         raise ConfigError(f"{name} has several lines, or control characters, where nothing but a password is expected")
     return Credentials(text)

@@ -109,6 +109,9 @@ _FILE_OPTIONS = frozenset(
 _NUMBERED = frozenset({"redis", "rediss"})
 """Schemes whose path is a number: another one is the end of a password without the host."""
 
+SOURCES = frozenset({"password_command", "password_file"})
+"""Options that say where a password is, for stores that have passwords."""
+
 VARIABLES = frozenset({"connection_string_env", "key_env", "sas_env", "token_env"})
 """Options that name an environment variable: shown if it can be one, and not if it may be the secret itself."""
 
@@ -234,6 +237,8 @@ class Url:
         given: dict[str, Any] = {}
         for name, value in self.query.items():
             if name not in fields:
+                if name in SOURCES:
+                    raise ConfigError(f"{self.scheme} has no passwords, so {name}= is of no use; leave it out")
                 if name in elsewhere:
                     raise ConfigError(f"{self.scheme} has no option {name!r}: {elsewhere[name]}")
                 raise ConfigError(self._unknown(name, sorted(fields)))
@@ -387,18 +392,19 @@ def _shown(written: str, scheme: str, parts: SplitResult) -> str:
         return f"{scheme}:{HIDDEN}"
     address, mark, _ = written.partition("?")
     if at:
-        address = address.replace(f"//{login}@", f"//{_shown_login(scheme, login)}@", 1)
+        has_source = any(option.partition("=")[0] in SOURCES for option in options)
+        address = address.replace(f"//{login}@", f"//{_shown_login(scheme, login, is_user=has_source)}@", 1)
     has_secret = any(option.partition("=")[0] in HIDDEN_OPTIONS for option in options)
     return address + mark + "&".join(_shown_option(option, has_secret=has_secret) for option in options)
 
 
-def _shown_login(scheme: str, login: str) -> str:
+def _shown_login(scheme: str, login: str, *, is_user: bool) -> str:
     user, _, password = login.partition(":")
     if "@" in login or scheme not in _LOGINS:
         return HIDDEN
     if password:
         return f"{user}:{HIDDEN}"
-    return login if scheme in _USERS else HIDDEN
+    return login if is_user or scheme in _USERS else HIDDEN
 
 
 def _is_unclear(option: str) -> bool:
@@ -419,7 +425,9 @@ def _may_be_secret(name: str, value: str) -> bool:
     """Whether the value of an option that is shown may have a secret in it, or be one."""
     meant = unquote(value)
     has_login = "@" in (meant if name == "server" else value) or (name in _LOGIN_OPTIONS and ":" in meant)
-    return has_login or bool(_WORDS.search(meant)) or (name in _FILE_OPTIONS and path_shown(meant) == HIDDEN)
+    is_secret = name in _FILE_OPTIONS and path_shown(meant) == HIDDEN
+    is_password = name == "password_file" and "/" not in meant  # as a token, which may have dots
+    return has_login or bool(_WORDS.search(meant)) or is_secret or is_password
 
 
 _KNOWN = SHOWN | HIDDEN_OPTIONS | VARIABLES

@@ -23,9 +23,9 @@ import pytest
 import tenure
 import tenure.sync
 from tenure import Credentials, Secret, _credential_command, _logins, _registry
+from tenure._credentials import PASSWORD_MAX
 from tenure._logins import (
     COMMAND_KEPT,
-    PASSWORD_BYTES,
     WITHOUT_PASSWORDS,
     Given,
     Login,
@@ -207,7 +207,10 @@ async def test_a_source_that_is_waited_for_is_named() -> None:
     assert logins.unanswered(5.0) is None
     waiting = asyncio.create_task(logins.login())
     await until(lambda: source.asked)
-    assert str(logins.unanswered(5.0)) == "the fake gave no password within 5 s; it has 60 s for that"
+    assert (
+        str(logins.unanswered(5.0))
+        == "the fake gave no password within 5 s; if it needs longer, raise timeout= in the URL"
+    )
     source.may_answer.set()
     await waiting
     assert logins.unanswered(5.0) is None
@@ -340,6 +343,92 @@ async def test_if_the_source_fails_the_login_is_used_to_its_end(now: Now) -> Non
     assert await password(logins) == "second"
 
 
+async def test_a_login_is_asked_for_before_anybody_needs_it(now: Now, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a source may be slow. Who uses it no more, as after a close, doesn't ask."""
+    timers, loop = list[Callable[[], None]](), asyncio.get_running_loop()
+    usual: Any = loop.call_later
+
+    def call_later(delay: float, call: Any, *given: Any, **named: Any) -> Any:
+        if "_ask_in_time" not in getattr(call, "__qualname__", ""):
+            return usual(delay, call, *given, **named)
+        return timers.append(call)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    source = Fake(*(Credentials(one, lasts=100.0) for one in ("first", "second", "third")))
+    logins = of(source)
+    first = await logins.login()
+    now.seconds += 75.0
+    assert not logins.replaces(first)
+    timers.pop()()
+    await until(lambda: logins.replaces(first))
+    assert source.asked == 2
+    second = await logins.login()
+    assert (second.password, source.asked) == (Secret("second"), 2)
+    assert not logins.replaces(second)
+    now.seconds += 75.0
+    timers.pop()()
+    await until(lambda: logins.replaces(second))
+    now.seconds += 75.0
+    timers.pop()()  # nobody has used the third one
+    await asyncio.sleep(0)
+    assert source.asked == 3
+
+
+async def test_a_connection_is_not_replaced_by_one_with_the_same_login(now: Now) -> None:
+    """Libraries of clouds give a token again until shortly before its end."""
+    source = Fake(Credentials("first", lasts=100.0), Credentials("first", lasts=20.5))
+    logins = of(source)
+    first = await logins.login()
+    now.seconds += 80.0
+    assert (await logins.login()).is_same(first)
+    assert not logins.replaces(first)
+
+
+async def test_while_a_store_refuses_the_new_login_the_one_before_is_used(now: Now) -> None:
+    """As it may take a moment until all servers know it."""
+    source = Fake(*(Credentials(one, lasts=100.0) for one in ("first", "second", "third")))
+    logins, server = of(source), Server("first")
+    await logins.let_in(server.connect, is_refused)
+    now.seconds += 80.0
+    await logins.let_in(server.connect, is_refused)
+    await logins.let_in(server.connect, is_refused)
+    assert (server.tried, source.asked) == (["first", "second", "first", "first"], 2)
+    now.seconds += 10.0
+    server.password = "third"
+    await logins.let_in(server.connect, is_refused)
+    assert server.tried[-1] == "third"
+
+
+async def test_an_answer_that_comes_too_late_is_for_the_next_connection(now: Now) -> None:
+    """Else, a source that is slower than a request would never let anybody in."""
+    source = Fake("first", "second", "third")
+    logins = of(source)
+    source.may_answer.clear()
+    waiting = asyncio.create_task(logins.login())
+    await until(lambda: source.asked)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    source.may_answer.set()
+    await until(lambda: logins.unanswered(1.0) is None)
+    assert (await password(logins), source.asked) == ("first", 1)
+    now.seconds += _logins.UNCLAIMED
+    assert await password(logins) == "second"
+
+
+async def test_after_a_refusal_nobody_waits_for_an_answer_from_before(now: Now) -> None:
+    source = Fake("old", "new")
+    logins = of(source)
+    source.may_answer.clear()
+    others = asyncio.create_task(password(logins))
+    await until(lambda: source.asked)
+    now.seconds += 1.0
+    logins.refused(Login("ann", Secret("old")))
+    waiting = asyncio.create_task(password(logins))
+    await until(lambda: source.asked == 2)
+    source.may_answer.set()
+    assert (await others, await waiting) == ("old", "new")
+
+
 async def test_if_the_source_is_slow_the_login_is_used_on(now: Now, monkeypatch: pytest.MonkeyPatch) -> None:
     """The question goes on beside that, and its answer is used once it is there."""
     monkeypatch.setattr(_logins, "SLOW", 0.01)
@@ -350,7 +439,7 @@ async def test_if_the_source_is_slow_the_login_is_used_on(now: Now, monkeypatch:
     now.seconds = begin + 80.0
     source.may_answer.clear()
     kept = await logins.login()
-    assert (kept.password, kept.ends_at, kept.renewed_at) == (Secret("first"), begin + 100.0, begin + 82.0)
+    assert (kept.password, kept.ends_at) == (Secret("first"), begin + 100.0)
     now.seconds = begin + 82.0
     assert await password(logins) == "first"
     assert source.asked == 2
@@ -445,7 +534,9 @@ async def test_a_bug_in_a_source_of_ours_is_not_hidden() -> None:
 async def test_a_store_without_logins_that_have_no_user_says_so() -> None:
     source = Fake(Credentials("first"), Credentials("second", user="bob"), Credentials("third"))
     logins = of(source, None, needs_user="etcd://host")
-    expected = r"^the fake gives a password without a user, and etcd://host needs one; return tenure\.Credentials\("
+    expected = (
+        r"^the fake gives a password without a user, and etcd://host needs one; write the user before the @ of the URL"
+    )
     with pytest.raises(ConfigError, match=expected):
         await logins.login()
     assert (await logins.login()).user == "bob"
@@ -688,7 +779,7 @@ def file(tmp_path: Path) -> Path:
         (b"hush\r\n", "hush"),
         (b" hush \n", " hush "),
         ("hüsh\n".encode(), "hüsh"),
-        (b"h" * PASSWORD_BYTES, "h" * PASSWORD_BYTES),
+        (b"h" * PASSWORD_MAX, "h" * PASSWORD_MAX),
     ],
     ids=["bare", "newline", "CRLF", "blanks", "UTF-8", "longest"],
 )
@@ -705,7 +796,7 @@ REFUSED = {
     "an empty line": (b"hush\n\n", "has several lines, or control characters"),
     "a null": (b"hush\0", "has several lines, or control characters"),
     "binary": (b"hush\xff\xfe", "has what is no text in UTF-8"),
-    "too long": (b"h" * PASSWORD_BYTES + b"\n", "has 65,537 bytes, and a password has at most 65,536"),
+    "too long": (b"h" * PASSWORD_MAX + b"\n", "has 65,537 bytes, and a password has at most 65,536"),
 }
 
 
@@ -775,9 +866,54 @@ async def test_a_command_that_prints_something_else_is_refused(file: Path, conte
     assert "hush" not in "".join(traceback.format_exception(failed.value))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"password": f"{HUSH}\n"}, r"Credentials\(password=…\) ends with a line end; take it off"),
+        ({"password": f"{HUSH}\r\n"}, r"Credentials\(password=…\) ends with a line end"),
+        ({"password": f"{HUSH}\n{HUSH}"}, r"Credentials\(password=…\) has a line end or a NUL"),
+        ({"password": f"{HUSH}\ud800"}, r"Credentials\(password=…\) has characters that are no text"),
+        ({"password": Secret(f"{HUSH}\0")}, r"Credentials\(password=…\) has a line end or a NUL"),
+        (
+            {"password": HUSH * 65_536},
+            r"Credentials\(password=…\) has [0-9,]+ characters, and must have at most 65,536",
+        ),
+        ({"password": HUSH, "user": "ann\0options"}, r"Credentials\(user=…\) has a line end or a NUL"),
+        ({"password": HUSH, "user": "\udcff"}, r"Credentials\(user=…\) has characters that are no text"),
+        (
+            {"password": HUSH, "lasts": 10**400},
+            r"Credentials\(lasts=…\) must be a number of seconds above 0, not so many",
+        ),
+    ],
+)
+def test_what_no_store_takes_is_refused_before_it_is_sent(arguments: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}") as refused:
+        Credentials(**arguments)
+    assert HUSH not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [lambda user: HUSH, Credentials, Fake("first").__class__.ask])
+def test_a_function_that_needs_arguments_is_refused_at_once(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"credentials= is called without arguments, and .* needs some"):
+        tenure.connect("redis://h", credentials=given)
+
+
+async def test_the_traceback_of_a_function_that_fails_shows_no_password_that_is_known() -> None:
+    loop = asyncio.get_running_loop()
+    logins = of(Given(lambda: HUSH, loop))
+    await logins.login()
+
+    def fails() -> str:
+        raise ValueError(f"the token {HUSH} is over")
+
+    with pytest.raises(Unavailable) as failed:
+        await Given(fails, loop).ask()
+    assert HUSH not in "".join(traceback.format_exception(failed.value)).replace(f'"the token {HUSH}', "")
+
+
 @is_posix
 async def test_a_command_has_no_shell_and_no_input() -> None:
-    assert await command("echo $HOME; '*' `ls`").ask() == Credentials("$HOME; * `ls`")
+    assert await command("echo $HOME '*' `ls` '|'").ask() == Credentials("$HOME * `ls` |")
     with pytest.raises(ConfigError, match="the password command 'cat' has no password: it is empty"):
         await command("cat").ask()
 
@@ -786,18 +922,33 @@ async def test_a_command_has_no_shell_and_no_input() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        (f"no-such-program {HUSH}", r"the password command 'no-such-program' can't be run: No such file or directory"),
+        (f"no-such/program {HUSH}", r"the password command 'no-such/program' can't be run: No such file or directory"),
         (f"/ {HUSH}", r"the password command '/' can't be run: Permission denied"),
-        (f"'a\0b' {HUSH}", r"the password command 'a\\x00b' can't be run: embedded null byte"),
-        (HUSH * 3, r"the password command '\*\*\*' can't be run: No such file or directory"),
+        (f"'a\0b' {HUSH}", r"the password command '\*\*\*' can't be run: embedded null byte"),
+        (HUSH, r"the password command '\*\*\*' can't be run: No such file or directory"),
+        ("eyJhbGciOi.eyJzdWIi.s1gnature", r"the password command '\*\*\*' can't be run: No such file or directory"),
         (f"PGPASSWORD={HUSH} psql", r"the password command '\*\*\*' can't be run: No such file or directory"),
     ],
-    ids=["unknown", "a folder", "a null", "the secret itself", "a variable"],
+    ids=["unknown", "a folder", "a null", "the secret itself", "a token", "a variable"],
 )
 async def test_a_command_that_can_not_be_run_is_named_without_what_may_be_secret(written: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{said}$") as failed:
+    with pytest.raises(ConfigError, match=f"^{said}; name it as this process finds it; no shell") as failed:
         await command(written).ask()
     assert HUSH not in "".join(traceback.format_exception(failed.value))
+
+
+@pytest.mark.parametrize("written", ["echo a | cat", "cat a && true", "cat a > b", "echo a;", "sleep 9 &", "(echo a)"])
+def test_what_needs_a_shell_is_refused(written: str) -> None:
+    with pytest.raises(ConfigError, match="has a sign of the shell, and is run without one; write sh -c"):
+        command(written)
+
+
+@is_posix
+async def test_a_command_that_fails_shows_nothing_that_it_has_printed() -> None:
+    script = f"echo {HUSH}; printf 'the token {HUSH} \\033[31mis over' >&2; exit 1"
+    with pytest.raises(Unavailable, match=r"status 1: the token \*\*\* .*is over; run it by hand") as failed:
+        await command(shlex.join(["sh", "-c", script])).ask()
+    assert "\033" not in str(failed.value)
 
 
 @is_posix

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure._registry import load
 from tenure._secret import Secret, revealed
 from tenure._url import Url, in_url, secret_in, shown_in
 from tenure.errors import ConfigError
@@ -146,6 +147,10 @@ def test_an_option_that_does_not_fit_is_refused_by_name(query: str, said: str) -
         ("rediss://h?ca=0123456789abcdef0123456789abcdef", "rediss://h?ca=***"),
         ("postgresql:///d?host=h port=1 password=hush", "postgresql:///d?host=***"),
         ("sqlite:///C:/Users/ann@home/work.db", "sqlite:///C:/Users/ann@home/work.db"),
+        ("redis://ann@h?password_file=/run/db", "redis://ann@h?password_file=/run/db"),
+        ("redis://ann@h?password_command=echo%20hush", "redis://ann@h?password_command=***"),
+        ("nats://ann@h?password_file=eyJhb.eyJzdW.s1gn", "nats://ann@h?password_file=***"),
+        ("nats://token@h?timeout=1", "nats://***@h?timeout=1"),
     ],
 )
 def test_no_secret_is_shown(written: str, shown: str) -> None:
@@ -282,3 +287,10 @@ def test_a_password_is_never_shown(password: str, rest: str) -> None:
     except ConfigError as error:
         shown = str(error)
     assert f"Q{password}Q" not in shown
+
+
+@pytest.mark.parametrize("option", ["password_file", "password_command"])
+@pytest.mark.parametrize("written", ["sqlite:///work.db", "memory:", "kubernetes://default", "azurite://127.0.0.1:1"])
+def test_a_store_without_passwords_says_so(written: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=f"has no passwords, so {option}= is of no use; leave it out"):
+        load(url := Url.parse(f"{written}?{option}=/f")).open(url)

@@ -55,8 +55,10 @@ def _without_secrets(message: str, arguments: Sequence[str]) -> str:
 
     for word in arguments:
         if (shown := shown_in(word)) != word:
-            for part in (word, repr(word)[1:-1], word.partition("=")[0]):  # click quotes the latter
+            for part in (word, repr(word)[1:-1]):
                 message = message.replace(part, shown)
+            if shown not in message:
+                message = message.replace(word.partition("=")[0], shown)  # which click quotes
     return message
 
 

@@ -282,6 +282,9 @@ class Client:
                 last, in_doubt = error, in_doubt or error.may_be_executed
                 asked.failed()
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+                slow = self._logins.unanswered(share) if self._token is None else None
+                if slow is not None and isinstance(error, TimeoutError):  # no member was asked
+                    raise slow from error
                 if connections is None:  # other requests of this process took all the time: that says nothing of it
                     continue
                 last = NoAnswerInTime(share) if isinstance(error, TimeoutError) else error

@@ -350,6 +350,7 @@ class Client:
         try:
             async with limit:
                 while True:
+                    is_sent = False
                     async with session.turns:
                         is_sent = True
                         answer = await session.send(method, path, query or {}, body)

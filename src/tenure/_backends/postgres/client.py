@@ -7,7 +7,6 @@ may be dropped at any moment, and a transaction pooler may be used.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
@@ -24,7 +23,13 @@ from asyncpg.exceptions import (
 )
 
 from tenure._backends.postgres.address import Options, dsn_of, servers_of
-from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections, is_elsewhere
+from tenure._backends.postgres.connections import (
+    DRIVER_ERRORS,
+    Connection,
+    LoopConnections,
+    NoConnectionInTime,
+    is_elsewhere,
+)
 from tenure._backends.postgres.encryption import Encryption, encryption_of
 from tenure._backends.postgres.passwords import passwords_of, require_user, unreadable_in_home
 from tenure._backends.postgres.statements import VERSION, works_with
@@ -189,8 +194,7 @@ class Client:
         self._dsn = dsn_of(url, sslmode=self.encryption.mode, sslrootcert=self.encryption.authority)
         self.warnings: tuple[Fact, ...] = (*self.encryption.warnings, *self._logins.warnings)
         self._by_loop: dict[tuple[asyncio.AbstractEventLoop, bool], LoopConnections] = {}
-        self._renewed_at = WeakKeyDictionary[Connection, float]()
-        """When a connection should have another login, by ``time.monotonic``."""
+        self._login_of = WeakKeyDictionary[Connection, Login]()
         self._quotable: list[Secret] = []
         """The passwords that a server may quote."""
         self._checked = False
@@ -264,6 +268,8 @@ class Client:
                     raise
                 if attempt == 1 and _had_no_effect(error):
                     continue
+                if isinstance(error, NoConnectionInTime) and (slow := self._logins.unanswered(within)) is not None:
+                    raise slow from error
                 raise self.translate(error, asked_at, within) from error
         raise AssertionError("the second attempt neither answered nor failed")
 
@@ -315,9 +321,14 @@ class Client:
             # The driver may quote the URL with its password, so its text is not passed on.
             kind = type(error).__name__
             raise target.lasting(f"{self.url} is not an address that the driver can read ({kind}); check it") from None
-        self._renewed_at[connection] = login.renewed_at
+        self._login_of[connection] = login
         connection.get_settings().register_data_types([_array(*one) for one in _ARRAYS.items()])
         return connection
+
+    @property
+    def source(self) -> str:
+        """Where passwords come from, in words; empty: the URL, or what the driver finds by itself."""
+        return self._logins.source
 
     def _target(self) -> Target:
         return _target(self.url, self.options, self.encryption, worked=self._worked, source=self._logins.source)
@@ -371,7 +382,8 @@ class Client:
         return connections
 
     def _is_over(self, connection: Connection) -> bool:
-        return time.monotonic() >= self._renewed_at.get(connection, math.inf)
+        login = self._login_of.get(connection)
+        return login is not None and self._logins.replaces(login)
 
     async def _check_first(self, within: float) -> float:
         """Check the schema's version, once for all requests that wait for it; return the rest of *within*."""

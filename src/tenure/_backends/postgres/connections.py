@@ -70,6 +70,10 @@ async def transaction(connection: Connection, within: float) -> AsyncIterator[No
     await connection.execute("COMMIT")
 
 
+class NoConnectionInTime(TimeoutError):
+    """No connection was there in time, so the request was not sent."""
+
+
 class LoopConnections:
     """The connections of one loop.
 
@@ -86,7 +90,7 @@ class LoopConnections:
         is_over: Callable[[Connection], bool] = lambda connection: False,
     ) -> None:
         self._connect = connect
-        self._is_over = is_over  # says that its login will soon be no longer valid
+        self._is_over = is_over  # says that there is a login that lasts longer
         self._size = size
         self._is_closed = False
         self.schema_check: asyncio.Task[None] | None = None
@@ -112,9 +116,16 @@ class LoopConnections:
 
     async def run(self, work: Callable[[Connection], Awaitable[T]], within: float, queue_for: float) -> T:
         """Run *work* on a connection within *within* seconds, the wait for the connection included."""
-        async with asyncio.timeout(within) as limit:
-            connection = self._next_idle() or await self._wait_for_connection(limit, within, queue_for)
-            return await self._run_on(connection, work, limit)
+        connection: Connection | None = None
+        limit = asyncio.timeout(within)
+        try:
+            async with limit:
+                connection = self._next_idle() or await self._wait_for_connection(limit, within, queue_for)
+                return await self._run_on(connection, work, limit)
+        except TimeoutError as error:
+            if connection is None and limit.expired():
+                raise NoConnectionInTime from error
+            raise
 
     # --- waiting for a connection ---
 

@@ -37,6 +37,7 @@ async def diagnose(client: Client) -> list[Fact]:
     held = f"a transaction has been open for {old:.0f} s and blocks vacuum; find it in pg_stat_activity"
     return [
         Fact("PostgreSQL", row["version"]),
+        *_login(client),
         Fact("schema", f"{client.options.schema}, version {VERSION}"),
         Fact("synchronous_commit", row["commits"], lazy, "postgres-synchronous-commit"),
         Fact("fsync", row["fsync"], risky, "postgres-fsync"),
@@ -84,3 +85,7 @@ async def _tls(client: Client, connection: Connection) -> Fact:
         version=encrypted.version() if encrypted is not None else "",
         because=f"sslmode={mode}",
     )
+
+
+def _login(client: Client) -> list[Fact]:
+    return [Fact("login", f"a password, from {client.source}")] if client.source else []

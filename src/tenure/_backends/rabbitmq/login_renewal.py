@@ -22,7 +22,7 @@ from tenure._logins import Login, Logins
 from tenure._runtime.backoff import Backoff
 from tenure.errors import TenureError
 
-PAUSE, PAUSE_MAX = 1.0, 30.0
+PAUSE, PAUSE_MAX = 1.0, 5.0
 """Seconds between two attempts, at least; and at most, while there is no newer login."""
 
 

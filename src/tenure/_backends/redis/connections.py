@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any, TypeVar
@@ -39,8 +38,6 @@ REFUSALS = 3
 REPLACED_EVERY = 1.0
 """Seconds from a replacement of connections until refusals may cause the next one."""
 
-SAME_END = 1.0
-"""Seconds by which two ends of one token may differ: they are calculated, by clocks of whole seconds."""
 _NO_LOGIN = "it waited for a login"
 """What the cancellation of such a request says."""
 
@@ -272,7 +269,7 @@ class FairPool(aioredis.ConnectionPool):
 
     async def ensure_connection(self, connection: Any) -> None:
         """Make *connection* ready for a request: by another one to the server if it is to have another login."""
-        if connection.is_connected and await connection.is_outdated():
+        if connection.is_connected and connection.is_outdated:
             await connection.disconnect(nowait=True)
         await super().ensure_connection(connection)
 
@@ -321,29 +318,24 @@ class LoginConnection(AbstractConnection):
     async def _connect_with(self, login: Login) -> None:
         self._login = login
         self.username, self.password = login.user, revealed(login.password)
-        await super().connect()  # type: ignore[no-untyped-call]
+        try:
+            await super().connect()  # type: ignore[no-untyped-call]
+        except exceptions.AuthenticationError:
+            self._login = None  # it waits for another one now
+            raise
+        except BaseException:  # also of a login that can't be sent: without one, it has another user's rights
+            await self.disconnect(nowait=True)
+            raise
 
     @property
     def renewed_at(self) -> float:
         """The time, by ``time.monotonic``, at which it should have another login."""
         return math.inf if self._login is None else self._login.renewed_at
 
-    async def is_outdated(self) -> bool:
-        """Return whether it must be replaced: it should have another login, and there is one that lasts longer.
-
-        Raises:
-            TenureError: There is no login at all.
-        """
-        if self._login is None or time.monotonic() < self._login.renewed_at:
-            return False
-        try:
-            newest = await self._logins.login()
-        except asyncio.CancelledError as error:
-            raise asyncio.CancelledError(_NO_LOGIN) from error
-        if not newest.is_same(self._login) or newest.ends_at > self._login.ends_at + SAME_END:
-            return True
-        self._login = replace(self._login, renewed_at=newest.renewed_at)
-        return False
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it is to be replaced: there is a login that lasts longer."""
+        return self._login is not None and self._logins.replaces(self._login)
 
 
 def _is_login_refused(error: Exception) -> bool:

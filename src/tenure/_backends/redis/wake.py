@@ -35,7 +35,6 @@ from tenure._backends.redis.connections import LoginConnection
 from tenure._foreign import digits, read_or
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.shared_hints import SharedHints, Source
-from tenure.errors import TenureError
 
 HEARTBEAT = 45.0
 """Seconds of silence after which the server is sent a PING: often enough for what forgets silent connections."""
@@ -193,10 +192,9 @@ class Subscriber(Source):
         pauses, pause = Backoff(*LOGIN_PAUSES), 0.0
         while connection.renewed_at < math.inf:
             await asyncio.sleep(max(connection.renewed_at - time.monotonic(), pause))
-            with suppress(TenureError):  # the source may have one soon
-                if await connection.is_outdated():
-                    self.renew()
-                    return
+            if connection.is_outdated:
+                self.renew()
+                return
             pause = pauses.next()
 
     async def _check(self, pubsub: PubSub) -> None:
