@@ -31,7 +31,7 @@ DOCUMENTS = sorted(
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
     if not is_left_behind(page, ROOT)
 )
-RUN_BY_OTHERS = {"docs/tutorial.md"}  # its blocks are run in their order: see test_tutorial.py
+RUN_BY_OTHERS = {"docs/tutorial.md", "docs/credentials.md"}  # see test_tutorial.py and test_credentials.py
 
 PRINTS = {
     "leader": r"page 1 of the report, written in term 1\npage 2 .* term 1\npage 3 .* term 1\n",
