@@ -17,7 +17,7 @@ from typing import Any
 
 import tenure
 from tenure.events import Event, LockEnded, Renewed, TermEnding
-from tests.durations import ANSWERED_WITHIN, until
+from tests.durations import until
 from tests.proof.state import Part
 from tests.servers import ZooKeeper, private
 from tests.servers.certificates import CertificateFiles
@@ -31,6 +31,8 @@ REPLACED = 10
 STEP = 5.0
 """Seconds after which the progress is noted."""
 TTL, RENEW_EVERY = 60.0, 1.0
+ANSWERED_WITHIN = 10.0
+"""Seconds that a request may take, and so an attempt to connect: so short that several fit into a lease."""
 EVERY, AT_ONCE = 1.0, 10
 """Seconds between two batches of messages, and how many are in one."""
 AGAIN = "make proof ARGS='--rotation SECONDS' with a new --state"
@@ -200,7 +202,7 @@ async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
     proxy = await stack.enter_async_context(TlsProxy(server.port, protocol))
     proxy.show(own, authority.certificate)
     store = Rotated(name, files, proxy, passwords, folder / "password")
-    url = f"{url.format(at=f'127.0.0.1:{proxy.port}', **files.names)}&timeout={ANSWERED_WITHIN}"
+    url = f"{url.format(at=f'127.0.0.1:{proxy.port}', **files.names)}&timeout={ANSWERED_WITHIN:g}"
     by_file, by_function = url, None
     if passwords is not None:
         store.write_password()

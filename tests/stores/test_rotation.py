@@ -292,6 +292,32 @@ async def test_a_leader_keeps_its_term_while_its_password_is_replaced_again_and_
     assert passwords.asked > REPLACED
 
 
+@pytest.mark.parametrize("store", ELECTIONS)
+async def test_a_source_that_fails_ends_no_term(logins: Any, store: str, name: str) -> None:
+    """A vault may be away for longer than a token lasts: what is connected goes on as long as the server lets it."""
+    terms, stop, events = list[tenure.Term](), asyncio.Event(), list[Event]()
+    asked = 0
+
+    def ask() -> tenure.Credentials:
+        nonlocal asked
+        asked += 1
+        if terms:
+            raise LookupError("the vault is sealed")
+        return tenure.Credentials(PASSWORDS["first"], user="first", lasts=stretched(0.5))
+
+    scheme, _, rest = logins.server.url.partition("://")
+    url = patient(f"{scheme}://{rest.rpartition('@')[2]}")
+    async with tenure.connect(url, credentials=ask, on_event=events.append) as backend:
+        leading = asyncio.create_task(lead(backend, name, stop, terms))
+        await until(lambda: terms)
+        over = asyncio.get_running_loop().time() + 2 * stretched(0.5)
+        await until(lambda: asyncio.get_running_loop().time() > over)
+        await until_next(events, Renewed, 5)
+        assert (len(terms), count(events, TermEnding), count(events, RenewalMissed)) == (1, 0, 0)
+        stop.set()
+        await leading
+
+
 async def until_more(noted: Sized, more: int = 4) -> None:
     before = len(noted)
     await until(lambda: len(noted) >= before + more)
