@@ -61,7 +61,7 @@ class SettleTests(QueueSuite):
         assert isinstance((await other.renew([new], harness.lock))[0], Renewed)
         assert await settle(other, [new], COMPLETE) == [Settled()]
         assert await settle(broker, [old], verdict) == [LAPSED]  # it is gone
-        assert await broker.stats(name) == Stats()
+        await expect_stats(broker, harness, name, Stats())
 
     @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), Defer(), DeadLetter("done"), GIVE_BACK], ids=repr)
     async def test_a_delivery_is_settled_once(self, harness: QueueHarness, name: str, verdict: Verdict) -> None:
