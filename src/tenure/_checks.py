@@ -27,3 +27,12 @@ def check_seconds(
         raise ConfigError(f"{name} must be more than {above:g} s, not {value:g}")
     if least is not None and value < least:
         raise ConfigError(f"{name} must be at least {least:g}, not {value:g}")
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether a text has a form in UTF-8: one with a lone surrogate, as of bytes that are no text, has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

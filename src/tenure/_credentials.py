@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tenure._checks import is_encodable
 from tenure._secret import Secret
 from tenure.errors import ConfigError
 
@@ -76,20 +77,12 @@ def require_text(text: str, name: str) -> None:
     """
     if text != text.rstrip("\r\n"):
         raise ConfigError(f"{name} ends with a line end; take it off, as with .strip()")
-    if not text.isascii() and not _is_encodable(text):
+    if not is_encodable(text):
         raise ConfigError(f"{name} has characters that are no text, such as of bytes that are not in UTF-8")
     if any(one in text for one in "\0\r\n"):
         raise ConfigError(f"{name} has a line end or a NUL, which no store takes")
     if len(text) > PASSWORD_MAX:
         raise ConfigError(f"{name} has {len(text):,} characters, and must have at most {PASSWORD_MAX:,}")
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 AskCredentials: TypeAlias = Callable[[], Credentials | str | Secret | Awaitable[Credentials | str | Secret]]

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tenure._checks import LONGEST
+from tenure._checks import LONGEST, is_encodable
 
 T = TypeVar("T")
 Otherwise = TypeVar("Otherwise")
@@ -134,7 +134,7 @@ def a_text(value: object, most: int = RECORD_MAX) -> str:
         raise Unreadable(f"it is no text, but {_shown(value)}")
     if len(value) > most:
         raise Unreadable(f"it is a text of {len(value):,} characters, and at most {most:,} are allowed")
-    if "\0" in value or (not value.isascii() and not _is_encodable(value)):
+    if "\0" in value or (not value.isascii() and not is_encodable(value)):
         raise Unreadable(f"it is a text with characters that can't be kept: {_shown(value)}")
     return value
 
@@ -149,14 +149,6 @@ def a_flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise Unreadable(f"it is neither true nor false, but {_shown(value)}")
     return value
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _shown(value: object) -> str:

@@ -208,18 +208,20 @@ class Logins:
         """
         self._refused_at = now = time.monotonic()
         kept, before, self._before = self._kept, self._before, None
-        if kept is not None and kept.login.is_same(login):
-            is_left = before is not None and before.ends_at > now and not before.is_same(login)
-            self._kept = _Kept(before, _again(before, now)) if before is not None and is_left else None
+        if kept is None or not kept.login.is_same(login):
+            return
+        self._kept = None
+        if before is not None and before.ends_at > now and not before.is_same(login):
+            self._kept = _Kept(before, _again(before, now))
 
     def replaces(self, login: Login) -> bool:
         """Return whether a connection that was made with *login* should be replaced: by one that lasts longer.
 
         If it is time for one, and there is none, the source is asked beside the requests, which go on.
         """
-        now, kept = time.monotonic(), self._kept
-        if self._source is None or now < login.renewed_at:
+        if self._source is None or (now := time.monotonic()) < login.renewed_at:
             return False
+        kept = self._kept
         if kept is None or now >= kept.until:
             asking = self._asking.get(asyncio.get_running_loop())
             if asking is None or now - asking.begun >= TRIED_AGAIN_MIN:
