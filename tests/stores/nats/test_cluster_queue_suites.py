@@ -19,7 +19,7 @@ from tenure._backends.nats.errors import NO_PEERS, Refusal
 from tenure._backends.nats.places import SERIALIZABLE
 from tenure._queue.broker import Broker
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import COMPLETE, Settled, Settlement
+from tenure._queue.verdicts import COMPLETE, LAPSED, Settled, Settlement
 from tenure.errors import Unavailable
 from tenure.testing.conformance import (
     BrokerFaultSuite,
@@ -151,6 +151,51 @@ class TestNatsClusterQueues(BrokerSuite):
 
         monkeypatch.setattr(Connection, "publish", lose)
         assert list((await broker.receive(name, 1, harness.lock)).deliveries) == []
+        assert lost
+
+    @pytest.mark.parametrize("becomes", ["lost", "late"])
+    async def test_what_is_sent_past_the_deletion_of_its_queue_is_sent_again(
+        self, harness: QueueHarness, name: str, becomes: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broker, other = await harness.open(), await harness.open()
+        await broker.send(name, [Outgoing(b"first")])
+        await other.delete(name, force=True)
+        publish, past = Connection.publish, list[str]()
+
+        async def lose(connection: Connection, subject: str, body: bytes = b"", **more: Any) -> None:
+            if body == b"second":
+                past.append(subject)
+                if len(past) == 1:  # the server that gets it sends it to the one that has just deleted the stream
+                    return
+                if becomes == "late" and len(past) == 2:  # there is a new one when it arrives
+                    await publish(connection, subject, body)
+            await publish(connection, subject, body, **more)
+
+        monkeypatch.setattr(Connection, "publish", lose)
+        ids = await broker.send(name, [Outgoing(b"second")])
+        assert len(past) > 1
+        assert len(set(past)) == 1
+        claim = await other.receive(name, 2, harness.lock)
+        assert [one.body for one in claim.deliveries] == [b"second"]
+        assert [one.id for one in claim.deliveries] == ids
+
+    async def test_a_verdict_past_the_deletion_of_its_queue_comes_too_late(
+        self, harness: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broker, other = await harness.open(), await harness.open()
+        await broker.send(name, [Outgoing(b"a"), Outgoing(b"b")])
+        held = (await broker.receive(name, 2, harness.lock)).deliveries
+        await other.delete(name, force=True)
+        publish, lost = Connection.publish, list[str]()
+
+        async def lose(connection: Connection, subject: str, body: bytes = b"", **more: Any) -> None:
+            if subject.startswith("$JS.ACK."):
+                lost.append(subject)
+            else:
+                await publish(connection, subject, body, **more)
+
+        monkeypatch.setattr(Connection, "publish", lose)
+        assert list(await broker.settle([Settlement(one, COMPLETE) for one in held])) == [LAPSED] * 2
         assert lost
 
     async def test_a_queue_is_made_when_each_server_is_heard_of_again(

@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 from base64 import b64decode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -25,6 +25,7 @@ from tenure._backends.nats.address import Address, Options
 from tenure._backends.nats.connection import Connection, Headers
 from tenure._backends.nats.errors import (
     NO_PEERS,
+    NO_STREAM,
     STREAM_EXISTS,
     SUBJECTS_TAKEN,
     BadAnswer,
@@ -53,6 +54,8 @@ from tenure.errors import TenureError, Unavailable
 
 T = TypeVar("T")
 Json = dict[str, Any]
+Request = tuple[str, bytes, Headers | None]
+"""A subject, a body and headers."""
 
 FAILURES = (
     Refusal,
@@ -67,6 +70,9 @@ FAILURES = (
     nats.errors.Error,
     OSError,
 )  # a TimeoutError is one
+
+EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
+"""The header with the number that the last message of a subject must have; 0 if there must be none."""
 
 REPEATING_SHARE = 0.5
 """The share of ``timeout`` for which a request is repeated that no server has carried out."""
@@ -240,6 +246,29 @@ class Client:
                 patience *= 2
             return read((await connection.request(subject, data)).data)
 
+    async def answers(self, connection: Connection, stream: str, requests: Sequence[Request]) -> list[Msg | None]:
+        """Return the answers to requests for *stream* or its consumers, in order; None where nobody is left to answer.
+
+        In a cluster, a server sends on what is for another one, which may have just deleted the stream.
+
+        Raises:
+            Disconnected: The connection was lost first.
+        """
+        if not self.is_spread(connection):
+            return await connection.request_all(requests)
+        is_gone = partial(self._is_gone, connection, stream)
+        return await connection.request_all(requests, is_gone, self.options.timeout * ANSWERING_SHARE)
+
+    async def _is_gone(self, connection: Connection, stream: str) -> bool:
+        """Return whether there is no *stream*; False if that can't be found out."""
+        try:
+            await self.call(connection, f"STREAM.INFO.{stream}")
+        except Refusal as error:
+            return error.code == NO_STREAM
+        except FAILURES:
+            return False
+        return False
+
     async def make_stream(self, connection: Connection, config: Json) -> None:
         """Make a stream, unless there is one with its name: an operator's, or an older version's.
 
@@ -296,7 +325,7 @@ class Client:
             NoJetStream: No stream has this subject, or none that this server knows of.
         """
         if last is not None:
-            headers = {**(headers or {}), "Nats-Expected-Last-Subject-Sequence": str(last)}
+            headers = {**(headers or {}), EXPECTED_LAST: str(last)}
         async with asyncio.timeout(self.options.timeout):
             pauses = self.pauses(connection)
             while True:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -263,8 +263,17 @@ class Connection:
             raise NoJetStream(subject)
         return answer
 
-    async def request_all(self, requests: Sequence[tuple[str, bytes, Headers | None]]) -> list[Msg]:
+    async def request_all(
+        self,
+        requests: Sequence[tuple[str, bytes, Headers | None]],
+        is_gone: Callable[[], Awaitable[bool]] | None = None,
+        after: float = 0.0,
+    ) -> list[Msg | None]:
         """Send many requests, and return their answers in order, also those of ``has_no_stream``.
+
+        Args:
+            is_gone: If given, asked after *after* seconds without an answer, and again after twice as long: whether
+                what the requests are for is gone. Then those that were not answered have None.
 
         Raises:
             Disconnected: The connection was lost first.
@@ -272,6 +281,11 @@ class Connection:
         answers = [await self.begin(subject, body, headers) for subject, body, headers in requests]
         try:
             for answer in answers:
+                while is_gone is not None and not answer.done():
+                    await asyncio.wait((answer,), timeout=after)
+                    if not answer.done() and await is_gone():
+                        return [one.result() if one.done() else None for one in answers]
+                    after *= 2
                 await answer
         finally:
             for answer in answers:

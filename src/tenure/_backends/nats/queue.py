@@ -19,11 +19,19 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tenure._backends.nats.client import Client, number_in, part_of, stored
+from tenure._backends.nats.client import EXPECTED_LAST, Client, Request, number_in, part_of, stored
 from tenure._backends.nats.configuration import BODY_MAX, WINDOW_MIN, Consumer
-from tenure._backends.nats.connection import Connection, Headers, has_no_stream
+from tenure._backends.nats.connection import Connection, has_no_stream
 from tenure._backends.nats.dead_letters import DeadLetters
-from tenure._backends.nats.errors import NO_STREAM, SUBJECTS_TAKEN, NoJetStream, NotPermitted, Refusal, is_undecided
+from tenure._backends.nats.errors import (
+    NO_STREAM,
+    SUBJECTS_TAKEN,
+    NoJetStream,
+    NotPermitted,
+    Refusal,
+    is_undecided,
+    is_wrong_sequence,
+)
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.live import LiveMessages
 from tenure._backends.nats.message_format import (
@@ -105,8 +113,6 @@ CHECK_EVERY = 60.0
 
 WINDOW_KNOWN_FOR = 1.0
 """Seconds for which a sender knows for how long a queue remembers ids."""
-
-Request = tuple[str, bytes, Headers | None]
 
 TAKEN_TOO_AFTER = 0.0, 0.02, 0.1, 0.4
 """Seconds after which a message is looked for in its own stream, one look after another, if another stream answered."""
@@ -313,7 +319,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
             requests.append((place.subject_of(new_key()), one.body, headers or None))
         return requests
 
-    async def _store(self, connection: Connection, queue: str, requests: Sequence[Request]) -> list[int]:
+    async def _store(self, connection: Connection, queue: str, requests: list[Request]) -> list[int]:
         """Send *requests*; return the numbers of the messages in the stream."""
         numbers: dict[int, int] = {}
         stream = self._places.place_of(queue).stream
@@ -321,10 +327,12 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         is_made = False
         while True:
             left = [index for index in range(len(requests)) if index not in numbers]
-            answers = await connection.request_all([requests[index] for index in left])
+            answers = await self._client.answers(connection, stream, [requests[index] for index in left])
             refusal: Refusal | None = None
             for index, answer in zip(left, answers, strict=True):
-                if not has_no_stream(answer):
+                if answer is None:  # it may still be on its way between two servers, ahead of the one that follows
+                    requests[index] = only_once(requests[index])
+                elif not has_no_stream(answer):
                     try:
                         numbers[index] = int(stored(answer, stream)["seq"])
                     except Refusal as error:
@@ -349,9 +357,12 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
     async def _number_beside(
         self, refusal: Refusal, connection: Connection, stream: str, request: Request
     ) -> int | None:
-        """Return the number in *stream* of a message that another one has taken, too, as of another domain; or None."""
+        """Return the number in *stream* of a message that was refused, although it is there; or None.
+
+        Another stream has taken it, too, as one of another domain; or it was sent again, and the first one has arrived.
+        """
         subject, _, _ = request
-        for pause in TAKEN_TOO_AFTER if refusal.code == SUBJECTS_TAKEN else ():
+        for pause in TAKEN_TOO_AFTER if refusal.code == SUBJECTS_TAKEN else (0.0,) * is_wrong_sequence(refusal):
             await asyncio.sleep(pause)
             with suppress(Refusal, NotPermitted, NoJetStream):
                 answer = await self._client.call(connection, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
@@ -538,3 +549,9 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Return which *ids* the queue's inbox remembers."""
         return await self._client.run(lambda connection: self._inbox.handled(connection, queue, ids))
+
+
+def only_once(request: Request) -> Request:
+    """Return the request that stores a message unless an earlier one has: no other message has its subject."""
+    subject, body, headers = request
+    return subject, body, {**(headers or {}), EXPECTED_LAST: "0"}

@@ -101,8 +101,11 @@ class Storing:
             return
         pauses = self._client.pauses(connection)
         while True:
-            answers = await connection.request_all([(reply, how, None) for reply in replies])
-            replies = [reply for reply, answer in zip(replies, answers, strict=True) if has_no_stream(answer)]
+            stream = self._places.place_of(deliveries[0].queue).stream
+            answers = await self._client.answers(connection, stream, [(reply, how, None) for reply in replies])
+            replies = [
+                reply for reply, answer in zip(replies, answers, strict=True) if answer is None or has_no_stream(answer)
+            ]
             if not replies:
                 return
             await self._places.require_consumer(connection, deliveries[0].queue, deliveries[0].consumer)
