@@ -1,12 +1,14 @@
 """Hours in which each password and each certificate of each server is replaced, again and again, under load.
 
-A proxy speaks TLS for a server that asks for a password. Two backends of each store log in, one with the password in a
-file, and one with that of a function: a leader and a candidate that stands by, and a consumer and a sender.
+A proxy speaks TLS for a server that asks for a password or a token. Two backends of each store log in, one with that in
+a file, and one with that of a function or a command: a leader and a candidate that stands by, and a consumer and a
+sender.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,12 +21,12 @@ import tenure
 from tenure.events import Event, LockEnded, Renewed, TermEnding
 from tests.durations import until
 from tests.proof.state import Part
-from tests.servers import ZooKeeper, private
+from tests.servers import private
 from tests.servers.certificates import CertificateFiles
 from tests.servers.rabbitmq import VHOST
 from tests.servers.tls_listener import Protocol
 from tests.servers.tls_proxy import TlsProxy
-from tests.stores.users import KINDS, Passwords
+from tests.stores.users import KINDS, OF_ONE_USER, Passwords
 
 REPLACED = 10
 """How often everything is replaced."""
@@ -40,14 +42,14 @@ AGAIN = "make proof ARGS='--rotation SECONDS' with a new --state"
 _FILES = "ca={ca}&cert={cert}&key={key}"
 URLS: dict[str, tuple[str, Protocol]] = {
     "etcd": (f"etcds://first@{{at}}/?{_FILES}", "tls"),
+    "kubernetes": ("", "tls"),  # its kubeconfigs say it
     "nats": (f"nats://first@{{at}}/?{_FILES}", "nats"),
     "postgresql": ("postgresql://first@{at}/postgres?sslrootcert={ca}&sslcert={cert}&sslkey={key}", "postgres"),
     "rabbitmq": (f"amqps://first@{{at}}/{VHOST}?{_FILES}", "tls"),
     "redis": (f"rediss://first@{{at}}/0?{_FILES}", "tls"),
-    "zookeeper": (f"zookeeper://{{at}}/?tls=yes&{_FILES}", "tls"),
+    "zookeeper": (f"zookeeper://first@{{at}}/?auth=sasl&tls=yes&{_FILES}", "tls"),
 }
-"""Of ZooKeeper, the certificates alone are replaced: its servers read their passwords once."""
-WITHOUT_QUEUES = frozenset({"etcd", "zookeeper"})
+WITHOUT_QUEUES = frozenset({"etcd", "kubernetes", "zookeeper"})
 CLOSES_LOCKS = frozenset({"rabbitmq"})
 """Stores in which a lock ends with the connection: its message is delivered again."""
 
@@ -59,7 +61,7 @@ class Rotated:
     name: str
     files: CertificateFiles
     proxy: TlsProxy
-    passwords: Passwords | None
+    passwords: Passwords
     password_file: Path
     terms: list[tenure.Term] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -69,9 +71,8 @@ class Rotated:
 
     async def replace(self, number: int) -> float:
         """Replace everything, break all connections, and return the seconds until all go on."""
-        if self.passwords is not None:
-            await self.passwords.replace(number)
-            self.write_password()
+        await self.passwords.replace(number)
+        self.write_password()
         authority, own = await asyncio.to_thread(self.files.renew)
         self.proxy.show(own, authority.certificate)
         began = time.monotonic()
@@ -82,7 +83,6 @@ class Rotated:
 
     def write_password(self) -> None:
         """Write the newest password into its file, in one step."""
-        assert self.passwords is not None
         new = self.password_file.with_suffix(".new")
         new.write_text(f"{self.passwords.known[-1]}\n")
         new.chmod(0o600)
@@ -184,31 +184,31 @@ async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
     for old in sorted(folder.rglob("*"), reverse=True) if folder.exists() else []:
         old.rmdir() if old.is_dir() and not old.is_symlink() else old.unlink()
     folder.mkdir(parents=True, exist_ok=True)
-    passwords: Passwords | None = None
+    kind, options, users = {**KINDS, **OF_ONE_USER}[name]
+    server = private(kind, **options)
+    stack.callback(server.close)
+    logins: Any = users(server)
     if name in KINDS:
-        kind, options, users = KINDS[name]
-        server = private(kind, **options)
-        stack.callback(server.close)
-        logins: Any = users(server)
         await logins.prepare()
         await logins.add("first")
-        passwords = Passwords(logins)
-    else:
-        server = private(ZooKeeper)
-        stack.callback(server.close)
     url, protocol = URLS[name]
     files = CertificateFiles(folder)
     authority, own = files.renew()
     proxy = await stack.enter_async_context(TlsProxy(server.port, protocol))
     proxy.show(own, authority.certificate)
-    store = Rotated(name, files, proxy, passwords, folder / "password")
-    url = f"{url.format(at=f'127.0.0.1:{proxy.port}', **files.names)}&timeout={ANSWERED_WITHIN:g}"
-    by_file, by_function = url, None
-    if passwords is not None:
-        store.write_password()
-        by_file, by_function = f"{url}&password_file={store.password_file}", passwords.credentials
-    first = await stack.enter_async_context(tenure.connect(by_file, on_event=store.events.append))
-    second = await stack.enter_async_context(tenure.connect(url, credentials=by_function, on_event=store.events.append))
+    store = Rotated(name, files, proxy, Passwords(logins), folder / "password")
+    note = store.events.append
+    store.write_password()
+    at, patience = f"127.0.0.1:{proxy.port}", f"&timeout={ANSWERED_WITHIN:g}"
+    if name == "kubernetes":
+        configs = _write_kubeconfigs(folder, at, store)
+        first, second = (tenure.connect(f"kubernetes://?kubeconfig={one}{patience}", on_event=note) for one in configs)
+    else:
+        url = url.format(at=at, **files.names) + patience
+        first = tenure.connect(f"{url}&password_file={store.password_file}", on_event=note)
+        second = tenure.connect(url, credentials=store.passwords.credentials, on_event=note)
+    await stack.enter_async_context(first)
+    await stack.enter_async_context(second)
     tasks = []
     if name != "rabbitmq":
         tasks.append(asyncio.create_task(store.lead(first)))
@@ -223,6 +223,28 @@ async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
 
     stack.push_async_callback(finish)
     return store
+
+
+def _write_kubeconfigs(folder: Path, at: str, store: Rotated) -> tuple[Path, Path]:
+    """Write a kubeconfig with the file of a token, and one with a command that prints what is in it."""
+    printed = '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"%s"}}'
+    command: dict[str, Any] = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}
+    command |= {"command": "sh", "args": ["-c", f"printf '{printed}' \"$(cat '{store.password_file}')\""]}
+    paths = folder / "by-file", folder / "by-command"
+    files = {name: str(path) for name, path in store.files.names.items()}
+    logins: list[dict[str, Any]] = [{"tokenFile": str(store.password_file)}, {"exec": command}]
+    for path, login in zip(paths, logins, strict=True):
+        user = {"client-certificate": files["cert"], "client-key": files["key"], **login}
+        cluster = {"server": f"https://{at}", "certificate-authority": files["ca"]}
+        context = {"cluster": "it", "user": "first", "namespace": "default"}
+        content = {
+            "clusters": [{"name": "it", "cluster": cluster}],
+            "users": [{"name": "first", "user": user}],
+            "contexts": [{"name": "it", "context": context}],
+            "current-context": "it",
+        }
+        path.write_text(json.dumps(content))
+    return paths
 
 
 async def _end(stores: list[Rotated]) -> list[str]:

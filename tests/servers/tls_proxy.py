@@ -67,7 +67,10 @@ class TlsProxy:
         task.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled before it began
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, to_there = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            there, to_there = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:  # the server is being restarted; the connection is aborted
+            return
         try:
             with suppress(OSError, EOFError):
                 if self._protocol == "postgres":

@@ -10,7 +10,7 @@ from redis import asyncio as aioredis
 import tenure
 from tenure._backends import postgres
 from tests.docs.pages import commands
-from tests.servers import Etcd, Nats, Postgres, RabbitMQ, Redis
+from tests.servers import Etcd, Kubernetes, Nats, Postgres, RabbitMQ, Redis, ZooKeeper
 from tests.servers.rabbitmq import US
 from tests.stores.postgres.migrated import native
 
@@ -146,6 +146,22 @@ class OfEtcd(Logins):
         await asyncio.to_thread(order)
 
 
+class OfZooKeeper(Logins):
+    """The one user that a server is told of as it starts. It keeps its sessions over a restart."""
+
+    async def replace(self, user: str, password: str) -> None:
+        self.server.accept(user, password)
+        await asyncio.to_thread(self.server.stop)
+        await asyncio.to_thread(self.server.start)
+
+
+class OfKubernetes(Logins):
+    """Users with one token each."""
+
+    async def replace(self, user: str, password: str) -> None:
+        await asyncio.to_thread(self.server.set, tokens={password: user})
+
+
 KINDS: dict[str, tuple[Any, dict[str, Any], type[Logins]]] = {
     "etcd": (Etcd, {}, OfEtcd),
     "nats": (Nats, {"password": "r00t"}, OfNats),
@@ -153,6 +169,13 @@ KINDS: dict[str, tuple[Any, dict[str, Any], type[Logins]]] = {
     "rabbitmq": (RabbitMQ, {}, OfRabbitMQ),
     "redis": (Redis, {"password": "r00t"}, OfRedis),
 }
+"""Servers to which users can be added while they run."""
+
+OF_ONE_USER: dict[str, tuple[Any, dict[str, Any], type[Logins]]] = {
+    "kubernetes": (Kubernetes, {"tokens": {PASSWORDS["first"]: "first"}}, OfKubernetes),
+    "zookeeper": (ZooKeeper, {"login": ("first", PASSWORDS["first"]), "needs_login": True}, OfZooKeeper),
+}
+"""Servers that begin with the first user, and get no other."""
 
 
 class Passwords:
