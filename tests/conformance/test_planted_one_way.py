@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tenure._backends.memory import MemoryBroker
 from tenure._election.machine import Machine
+from tenure._queue.broker import QueueTraits
 from tenure._queue.claiming import ClaimTimes
 from tenure._queue.pump import Pump
 from tenure._queue.session_pump import SessionPump
@@ -27,16 +29,24 @@ QUEUES: dict[str, tuple[type, str, Any]] = {
 }
 
 
+class TellsNoHoldings(MemoryBroker):
+    """A broker that can't be asked which queues hold messages, as most."""
+
+    @property
+    def traits(self) -> QueueTraits:
+        return replace(super().traits, surveys=False)
+
+
 def findings_of_leases() -> set[str]:
     return failing_tests(MemoryHarness, LeaseTests)
 
 
-def findings_of_queues() -> set[str]:
-    return failing_tests(queues_with(MemoryBroker), QueueTests)
+def findings_of_queues(broker: type[MemoryBroker]) -> set[str]:
+    return failing_tests(queues_with(broker), QueueTests)
 
 
 def test_without_a_plant_nothing_is_found() -> None:
-    assert findings_of_leases() == findings_of_queues() == set()
+    assert findings_of_leases() == findings_of_queues(MemoryBroker) == findings_of_queues(TellsNoHoldings) == set()
 
 
 @pytest.mark.parametrize("plant", LEASES)
@@ -45,7 +55,10 @@ def test_a_planted_bug_of_elections_is_found(plant: str, monkeypatch: pytest.Mon
     assert findings_of_leases()
 
 
+@pytest.mark.parametrize("broker", [MemoryBroker, TellsNoHoldings])
 @pytest.mark.parametrize("plant", QUEUES)
-def test_a_planted_bug_of_queues_is_found(plant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_of_queues_is_found(
+    plant: str, broker: type[MemoryBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(*QUEUES[plant])
-    assert findings_of_queues()
+    assert findings_of_queues(broker)

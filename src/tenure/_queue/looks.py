@@ -7,14 +7,17 @@ that; so, when one looks, all others on its loop whose look is due soon join it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from typing import cast
+from typing import TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from tenure._queue.broker import Broker, SurveyingBroker
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._runtime.tasks import Tasks
 from tenure.errors import Unavailable
+
+T = TypeVar("T")
 
 
 class SharedLooks:
@@ -32,8 +35,14 @@ class SharedLooks:
         self._here().members.pop(look_along, None)
 
     async def holds(self, broker: Broker, queue: str) -> bool:
-        """Return whether *queue* holds a message; asked together with those that others ask about at the same time."""
-        return await self._here().ask(cast(SurveyingBroker, broker), queue)
+        """Return whether *queue* holds a message; asked together with those that others ask about at the same time.
+
+        Where that can't be asked, it may hold one as soon as *broker* has given an answer, whatever it is.
+        """
+        if broker.traits.surveys and not queue.endswith(DEAD_SUFFIX):
+            return await self._here().ask(cast(SurveyingBroker, broker), queue)
+        await _answer(broker.settings(queue.removesuffix(DEAD_SUFFIX)))  # each consumer may, and it locks nothing
+        return True
 
     def _here(self) -> _Looks:
         loop = asyncio.get_running_loop()
@@ -92,10 +101,15 @@ async def _holding(broker: SurveyingBroker, queues: Sequence[str]) -> Sequence[b
 
     One queue may be the cause, and must not end the consumers of the others: each finds out by a claim of its own.
     """
+    found = await _answer(broker.holding(queues))
+    return found if found is not None and len(found) == len(queues) else [True] * len(queues)
+
+
+async def _answer(asked: Awaitable[T]) -> T | None:
+    """Return the answer to what was *asked*; None if that is a refusal, which says no more than that one was given."""
     try:
-        found = await broker.holding(queues)
+        return await asked
     except Unavailable:
         raise
     except Exception:
-        return [True] * len(queues)
-    return found if len(found) == len(queues) else [True] * len(queues)
+        return None

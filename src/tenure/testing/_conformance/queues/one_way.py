@@ -24,7 +24,7 @@ from tenure._queue.session_pump import SessionPump
 from tenure._queue.verdicts import COMPLETE, Settled, Settlement
 from tenure._timing import Timing
 from tenure.testing import ManualClock, until
-from tenure.testing._conformance.harness import FaultyBroker, QueueHarness
+from tenure.testing._conformance.harness import Fault, FaultyBroker, QueueHarness, needs_fault
 from tenure.testing._conformance.queues.consumers import ObservedQueue
 from tenure.testing._conformance.queues.steps import QueueSuite, needs
 
@@ -35,6 +35,8 @@ STEP_MIN = 0.001
 CONCURRENCY = 5
 """How many messages the consumer that is half cut off would handle at once."""
 MESSAGES = 20
+DELIVERIES_MAX = 100
+"""More than the deliveries to it in vain, which may all be of one message."""
 LATE = 1.2
 """By which share longer than a lock to wait until what was locked just before is surely back."""
 
@@ -45,17 +47,17 @@ class OneWayTests(QueueSuite):
     @pytest.mark.parametrize("fault", ["lose_answer", "cut"])
     @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
     async def test_a_consumer_that_is_half_cut_off_keeps_messages_from_nobody(
-        self, harness: QueueHarness, name: str, fault: str, sessions: bool
+        self, harness: QueueHarness, name: str, fault: Fault, sessions: bool
     ) -> None:
-        """What a claim has locked comes back by itself, and it claims once in a lock: else, it looks at the queue."""
-        if not harness.traits.surveys:
-            pytest.skip("this broker can't be asked what a queue holds, so each claim may lock a message unawares")
+        """What a claim has locked comes back by itself, and it claims once in a lock: else, it waits for an answer."""
+        needs_fault(harness, fault)
         if sessions:
             needs(harness.traits.sessions)
         link = FaultyBroker(await harness.open())
-        ann = ObservedQueue(cast(Broker, link), name, harness.lock, max_deliveries=10)
-        bob = ObservedQueue(await harness.open(), name, harness.lock, max_deliveries=10)
+        ann = ObservedQueue(cast(Broker, link), name, harness.lock, max_deliveries=DELIVERIES_MAX)
+        bob = ObservedQueue(await harness.open(), name, harness.lock, max_deliveries=DELIVERIES_MAX)
         wanted = {f"first {number}" for number in range(MESSAGES)}
+        kept_max = 1 + harness.traits.pushes  # a broker's own client, which is not cut off, may have got one more
         await bob.send(sorted(wanted), sessions=sessions)
         await ann.context.ready()  # it has worked before
         other = Other(bob.broker, name, harness.lock, sessions=sessions)
@@ -66,13 +68,13 @@ class OneWayTests(QueueSuite):
                 await other.handle_all()
                 await consumer.pass_time(harness.lock * LATE, other)
                 for round_ in range(LOCKS):
-                    assert len(wanted - other.handled.keys()) <= 1, round_  # it may have locked one again just now
+                    assert len(wanted - other.handled.keys()) <= kept_max, round_  # it may have locked one just now
                     later = [f"later {round_} {number}" for number in range(CONCURRENCY)]
                     wanted.update(later)
                     await bob.send(later, sessions=sessions)
                     await consumer.pass_time(harness.lock)
                     await other.handle_all()
-                    assert len(wanted - other.handled.keys()) <= 1, round_  # it claims once in a lock
+                    assert len(wanted - other.handled.keys()) <= kept_max, round_  # it claims once in a lock
                     await consumer.pass_time(harness.lock * LATE, other)
                 assert consumer.pump.misses >= LOCKS
             finally:
