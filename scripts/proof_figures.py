@@ -53,6 +53,7 @@ PLANTS = {
     "tests/conformance/test_planted_away.py": "stores after an outage",
     "tests/conformance/test_planted_hints.py": "clients whose connection was cut",
     "tests/conformance/test_planted_one_way.py": "who takes what it never learns of, while its answers are lost",
+    "tests/conformance/test_planted_partitions.py": "members of a group with partitions, while a link works one way",
     "tests/conformance/test_planted_rest.py": "stores that keep those busy who have nothing to do",
     "tests/conformance/test_planted_outages.py": "clients that try to connect while a store is cut off",
     "tests/stores/rabbitmq/test_pauses.py": "RabbitMQ: consumers ended at once, alarms that ring late",

@@ -14,7 +14,7 @@ from tenure.testing import conformance
 from tenure.testing._conformance.harness import Fault
 from tenure.testing._conformance.leases.steps import LeaseSuite
 from tenure.testing._conformance.queues.steps import QueueSuite
-from tests.conformance import test_cost, test_observed, test_queued, test_rest, test_strain
+from tests.conformance import test_cost, test_observed, test_partitions, test_queued, test_rest, test_strain
 from tests.stores.azure_storage import test_suites as azure
 from tests.stores.etcd import test_cluster_suites as etcd_cluster
 from tests.stores.etcd import test_suites as etcd
@@ -36,19 +36,19 @@ from tests.stores.zookeeper import test_ensemble_suites as zookeeper_ensemble
 from tests.stores.zookeeper import test_suites as zookeeper
 
 WHERE: dict[str, tuple[ModuleType, ...]] = {
-    "Memory": (memory, test_cost, test_rest),
-    "Sqlite": (sqlite_leases, sqlite_queues, test_cost, test_rest, test_strain),
-    "Postgres": (postgres, test_cost, test_rest, test_strain),
-    "Redis": (redis, redis_cluster, test_cost, test_rest, test_strain),
-    "Azure": (azure, test_cost, test_rest, test_strain),
+    "Memory": (memory, test_cost, test_partitions, test_rest),
+    "Sqlite": (sqlite_leases, sqlite_queues, test_cost, test_partitions, test_rest, test_strain),
+    "Postgres": (postgres, test_cost, test_partitions, test_rest, test_strain),
+    "Redis": (redis, redis_cluster, test_cost, test_partitions, test_rest, test_strain),
+    "Azure": (azure, test_cost, test_partitions, test_rest, test_strain),
     "ServiceBus": (servicebus, servicebus_slow),
     "Rabbit": (rabbitmq, test_cost, test_strain),
-    "Kubernetes": (kubernetes, test_rest),
-    "Queued": (test_queued, test_rest),
-    "Observed": (test_observed, test_rest),
-    "Etcd": (etcd, etcd_cluster, test_rest),
-    "ZooKeeper": (zookeeper, zookeeper_ensemble, test_rest),
-    "Nats": (nats_leases, nats_cluster, nats_queues, test_rest),
+    "Kubernetes": (kubernetes, test_partitions, test_rest),
+    "Queued": (test_queued, test_partitions, test_rest),
+    "Observed": (test_observed, test_partitions, test_rest),
+    "Etcd": (etcd, etcd_cluster, test_partitions, test_rest),
+    "ZooKeeper": (zookeeper, zookeeper_ensemble, test_partitions, test_rest),
+    "Nats": (nats_leases, nats_cluster, nats_queues, test_partitions, test_rest),
 }
 LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Observed", "Queued", "ZooKeeper"})
 """Stores without queues of messages."""
@@ -217,3 +217,7 @@ def test_peers_have_the_faults_of_a_fleet() -> None:
     # A fleet has no store that could be full, away or restarted: tests/sim/peers has faults of its members, and
     # tests/stores/peers/test_cut.py cuts real ones off.
     assert peers.PeersHarness.faults == {"lose_answer", "late"}
+
+
+def test_partitions_are_tried_on_a_fleet() -> None:
+    assert test_partitions.TestPeersPartitions.harness is peers.PeersHarness

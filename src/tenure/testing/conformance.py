@@ -26,6 +26,10 @@
         harness = MyHarness
 
 
+    class TestMyPartitions(PartitionSuite):
+        harness = MyHarness
+
+
     class TestMyQueues(BrokerSuite):
         harness = MyQueueHarness
 
@@ -78,6 +82,7 @@ from tenure.testing._conformance.harness import (
 from tenure.testing._conformance.leases.capacity import LeaseCapacitySuite
 from tenure.testing._conformance.leases.cost import LeaseCostSuite
 from tenure.testing._conformance.leases.faults import LeaseFaultSuite
+from tenure.testing._conformance.leases.partitions import PartitionSuite
 from tenure.testing._conformance.leases.rest import LeaseRestSuite
 from tenure.testing._conformance.leases.suite import LeaseStoreSuite
 from tenure.testing._conformance.leases.waiting import LeaseQueueSuite
@@ -111,6 +116,7 @@ __all__ = [
     "LeaseStoreSuite",
     "LiveMessagesSuite",
     "LockExpirySuite",
+    "PartitionSuite",
     "QueueHarness",
     "Scale",
     "ShortUseSuite",

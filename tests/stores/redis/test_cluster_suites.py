@@ -17,6 +17,7 @@ from tenure.testing.conformance import (
     LeaseHarness,
     LeaseStoreSuite,
     LiveMessagesSuite,
+    PartitionSuite,
     QueueHarness,
 )
 from tests.servers import Redis, shared
@@ -87,6 +88,10 @@ class TestClusterLeases(LeaseStoreSuite):
 
 
 class TestClusterLeaseFaults(LeaseFaultSuite):
+    harness = ClusterHarness
+
+
+class TestClusterPartitions(PartitionSuite):
     harness = ClusterHarness
 
 

@@ -322,12 +322,14 @@ class FaultyLeaseStore(_FaultyConnection):
 
     async def names(self) -> Sequence[str]:
         """Pass the request on."""
+        self._before_request()
         answer = await self.store.names()
         await self._before_answer()
         return answer
 
     async def ask_to_resign(self, name: str) -> bool:
         """Pass the request on."""
+        self._before_request_for(name)
         answer = await self.store.ask_to_resign(name)
         await self._before_answer()
         return answer
