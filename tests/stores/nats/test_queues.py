@@ -505,9 +505,10 @@ async def test_a_message_that_two_streams_take_is_sent(
     """As in two domains, of which one audits: either may be the first to answer."""
     request_all = Connection.request_all
 
-    async def audited(connection: Connection, *given: Any) -> list[Msg]:
+    async def audited(connection: Connection, *given: Any) -> list[Msg | None]:
         answers = await request_all(connection, *given)
         for one in answers:
+            assert one is not None
             one.data = json.dumps({**json.loads(one.data), "stream": "audit", "seq": 7}).encode()
         return answers
 
