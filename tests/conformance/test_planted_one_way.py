@@ -30,11 +30,11 @@ QUEUES: dict[str, tuple[type, str, Any]] = {
 
 
 class TellsNoHoldings(MemoryBroker):
-    """A broker that can't be asked which queues hold messages, as most."""
+    """A broker without connections, which can't be asked which queues hold messages."""
 
     @property
     def traits(self) -> QueueTraits:
-        return replace(super().traits, surveys=False)
+        return replace(super().traits, surveys=False, connects=False)
 
 
 def findings_of_leases() -> set[str]:

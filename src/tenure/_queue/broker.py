@@ -119,6 +119,8 @@ class QueueTraits:
     """Whether queues can be paused for all their consumers, and limited: ``max_locked``, ``rate``, ``session_rate``."""
     surveys: bool = False
     """Whether one request tells which of many queues hold messages; see :class:`SurveyingBroker`."""
+    connects: bool = True
+    """Whether a connection begins with an answer of the store itself: who hears nothing can soon claim nothing."""
     dead_pages: bool = False
     """Whether dead letters come page by page, in no order; see :class:`PagingBroker`."""
     pushes: bool = False

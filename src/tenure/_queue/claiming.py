@@ -87,7 +87,7 @@ class ClaimTimes:
         Then it claims: a broker may answer claims and no looks, as one that permits this user no more.
         """
         is_locked = now < self._claimed_at + self._settings.timing.ttl
-        return self._is_unanswered and is_locked
+        return self._is_unanswered and self._settings.looks_first and is_locked
 
     def _is_routine(self, now: float) -> bool:
         settings = self._settings

@@ -106,6 +106,7 @@ class Consumer:
             hints=traits.hints,
             connection_bound=traits.connection_bound,
             surveys=traits.surveys and not self._context.name.endswith(DEAD_SUFFIX),
+            looks_first=traits.surveys or not traits.connects,
         )
 
     def _log_interrupt(self) -> None:

@@ -37,7 +37,7 @@ class SharedLooks:
     async def holds(self, broker: Broker, queue: str) -> bool:
         """Return whether *queue* holds a message; asked together with those that others ask about at the same time.
 
-        Where that can't be asked, it may hold one as soon as *broker* has given an answer, whatever it is.
+        Where that can't be asked, it may hold one as soon as *broker* has given an answer.
         """
         if broker.traits.surveys and not queue.endswith(DEAD_SUFFIX):
             return await self._here().ask(cast(SurveyingBroker, broker), queue)

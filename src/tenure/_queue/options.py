@@ -114,7 +114,13 @@ class ConsumeSettings:
         return failure
 
     def settings(
-        self, lock: float, *, hints: bool = True, connection_bound: bool = False, surveys: bool = False
+        self,
+        lock: float,
+        *,
+        hints: bool = True,
+        connection_bound: bool = False,
+        surveys: bool = False,
+        looks_first: bool = False,
     ) -> PumpSettings:
         """Return the settings of a consumer whose locks last *lock* seconds, or as long as a connection, if that ends.
 
@@ -134,4 +140,5 @@ class ConsumeSettings:
             hints,
             self.until_empty,
             surveys,
+            looks_first,
         )

@@ -25,6 +25,7 @@ class PumpSettings:
         hints: Whether the broker gives hints of new messages; without, an idle consumer looks more often.
         until_empty: Whether it ends when nothing is left.
         surveys: Whether the broker tells in one request which of many queues hold messages.
+        looks_first: Whether to wait for another answer before a claim that follows one without.
 
     Raises:
         ConfigError: A setting can't work.
@@ -39,6 +40,7 @@ class PumpSettings:
     hints: bool = True
     until_empty: bool = False
     surveys: bool = False
+    looks_first: bool = False
 
     def __post_init__(self) -> None:
         check_count("concurrency", self.concurrency)

@@ -77,6 +77,7 @@ QUEUE_TRAITS = QueueTraits(
     schedules="emulated",
     limits="impossible",
     tells_holder=False,
+    connects=False,  # what answers first may be a proxy, or the front end of the service
 )
 
 CHECK_EVERY = 60.0

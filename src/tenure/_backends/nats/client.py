@@ -246,20 +246,22 @@ class Client:
                 patience *= 2
             return read((await connection.request(subject, data)).data)
 
-    async def answers(self, connection: Connection, stream: str, requests: Sequence[Request]) -> list[Msg | None]:
-        """Return the answers to requests for *stream* or its consumers, in order; None where nobody is left to answer.
+    async def answers(
+        self, connection: Connection, requests: Sequence[Request], is_gone: Callable[[], Awaitable[bool]]
+    ) -> list[Msg | None]:
+        """Return the answers to requests, in order; None where nobody is left to answer, as *is_gone* tells.
 
-        In a cluster, a server sends on what is for another one, which may have just deleted the stream.
+        In a cluster, a server sends on what is for another one, which may have just deleted the stream, or its
+        consumer.
 
         Raises:
             Disconnected: The connection was lost first.
         """
         if not self.is_spread(connection):
             return await connection.request_all(requests)
-        is_gone = partial(self._is_gone, connection, stream)
         return await connection.request_all(requests, is_gone, self.options.timeout * ANSWERING_SHARE)
 
-    async def _is_gone(self, connection: Connection, stream: str) -> bool:
+    async def is_gone(self, connection: Connection, stream: str) -> bool:
         """Return whether there is no *stream*; False if that can't be found out."""
         try:
             await self.call(connection, f"STREAM.INFO.{stream}")

@@ -272,8 +272,8 @@ class Connection:
         """Send many requests, and return their answers in order, also those of ``has_no_stream``.
 
         Args:
-            is_gone: If given, asked after *after* seconds without an answer, and again after twice as long: whether
-                what the requests are for is gone. Then those that were not answered have None.
+            is_gone: If given, asked beside each answer that takes *after* seconds, and again after twice as long:
+                whether what the requests are for is gone. Then those that were not answered have None.
 
         Raises:
             Disconnected: The connection was lost first.
@@ -281,11 +281,8 @@ class Connection:
         answers = [await self.begin(subject, body, headers) for subject, body, headers in requests]
         try:
             for answer in answers:
-                while is_gone is not None and not answer.done():
-                    await asyncio.wait((answer,), timeout=after)
-                    if not answer.done() and await is_gone():
-                        return [one.result() if one.done() else None for one in answers]
-                    after *= 2
+                if is_gone is not None and await _is_gone_before(answer, is_gone, after):
+                    return [one.result() if one.done() else None for one in answers]
                 await answer
         finally:
             for answer in answers:
@@ -391,3 +388,20 @@ def _of_tls(error: Exception) -> Exception | None:
 def has_no_stream(message: Msg) -> bool:
     """Whether *message* says that nothing listens to the subject of the request."""
     return not message.data and status_of(message) == NO_RESPONDERS
+
+
+async def _is_gone_before(answer: asyncio.Future[Msg], is_gone: Callable[[], Awaitable[bool]], after: float) -> bool:
+    """Wait for an *answer*; return whether *is_gone*, asked meanwhile, says that there will be none."""
+    while not answer.done():
+        await asyncio.wait((answer,), timeout=after)
+        if answer.done():
+            break
+        asking = asyncio.ensure_future(is_gone())
+        try:
+            await asyncio.wait((answer, asking), return_when=asyncio.FIRST_COMPLETED)
+            if asking.done() and asking.result() and not answer.done():
+                return True
+        finally:
+            asking.cancel()
+        after *= 2
+    return False

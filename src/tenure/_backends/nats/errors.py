@@ -21,6 +21,9 @@ NO_LEADER, NO_RESOURCES, NO_STORAGE, NO_MEMORY, FULL = 10_008, 10_023, 10_047, 1
 REPLICAS_WITHOUT_CLUSTER, NO_PEERS = 10_074, 10_005
 LONG_MESSAGE, LONG_HEADERS = 10_054, 10_097
 
+DIGITS_MAX = 20
+"""Of the number of a message, which has 64 bits."""
+
 
 class Refusal(Exception):
     """JetStream refused a request.
@@ -87,6 +90,12 @@ def is_login_refused(error: Exception) -> bool:
 def is_wrong_sequence(error: Refusal) -> bool:
     """Whether a write was refused because the subject's last message is another."""
     return error.code == WRONG_SEQUENCE
+
+
+def last_in(error: Refusal) -> int | None:
+    """Return the number of the subject's last message, as such a refusal tells it; None if it doesn't."""
+    number = error.text.rpartition(" ")[2]
+    return int(number) if number.isascii() and number.isdecimal() and len(number) <= DIGITS_MAX else None
 
 
 def is_too_large(error: Refusal) -> bool:

@@ -31,6 +31,7 @@ from tenure._backends.nats.errors import (
     Refusal,
     is_undecided,
     is_wrong_sequence,
+    last_in,
 )
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.live import LiveMessages
@@ -327,7 +328,8 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         is_made = False
         while True:
             left = [index for index in range(len(requests)) if index not in numbers]
-            answers = await self._client.answers(connection, stream, [requests[index] for index in left])
+            is_gone = partial(self._client.is_gone, connection, stream)
+            answers = await self._client.answers(connection, [requests[index] for index in left], is_gone)
             refusal: Refusal | None = None
             for index, answer in zip(left, answers, strict=True):
                 if answer is None:  # it may still be on its way between two servers, ahead of the one that follows
@@ -361,8 +363,10 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
         Another stream has taken it, too, as one of another domain; or it was sent again, and the first one has arrived.
         """
+        if is_wrong_sequence(refusal):
+            return last_in(refusal)
         subject, _, _ = request
-        for pause in TAKEN_TOO_AFTER if refusal.code == SUBJECTS_TAKEN else (0.0,) * is_wrong_sequence(refusal):
+        for pause in TAKEN_TOO_AFTER if refusal.code == SUBJECTS_TAKEN else ():
             await asyncio.sleep(pause)
             with suppress(Refusal, NotPermitted, NoJetStream):
                 answer = await self._client.call(connection, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})

@@ -101,8 +101,8 @@ class Storing:
             return
         pauses = self._client.pauses(connection)
         while True:
-            stream = self._places.place_of(deliveries[0].queue).stream
-            answers = await self._client.answers(connection, stream, [(reply, how, None) for reply in replies])
+            is_gone = partial(self._places.is_gone, connection, deliveries[0].queue, deliveries[0].consumer)
+            answers = await self._client.answers(connection, [(reply, how, None) for reply in replies], is_gone)
             replies = [
                 reply for reply, answer in zip(replies, answers, strict=True) if answer is None or has_no_stream(answer)
             ]

@@ -42,6 +42,8 @@ LOOKS_SHARE = 1.2
 """The share of ``renew_every`` within which a member looks again that has nothing to do."""
 STEP_SHARE = 0.5
 """The share of ``retry_every`` that passes at least, whenever time passes."""
+ANSWERED_WITHIN = 60.0
+"""Seconds in which a busy store answers, or a test ends."""
 QUIET = 30
 """The iterations of the loop without a request after which no member has anything to do at this time."""
 
@@ -188,10 +190,12 @@ class Group:
         """Let time pass until any member has something to do, but no more than *most* seconds."""
         due = min(one.due for one in self._members.values())
         wait = min(max(due - self._clock.now(), self._step_min), most)
+        began = time.monotonic()
         await self._harness.pass_time(wait)
         now = time.monotonic()
+        turned = 0.0 if now - began >= wait else wait  # else it has slept
         # The clock of a server that is turned also runs by itself.
-        self._clock.advance(wait if self._harness.is_exact else wait + now - self._stepped_at)
+        self._clock.advance(wait if self._harness.is_exact else turned + now - self._stepped_at)
         self._stepped_at = now
         for one in self._members.values():
             one.go_on()
@@ -204,7 +208,8 @@ class Group:
             quiet += 1
             for link in self._links.values():
                 if not link.requests.all_answered.is_set():
-                    await link.requests.all_answered.wait()
+                    async with asyncio.timeout(ANSWERED_WITHIN):
+                        await link.requests.all_answered.wait()
                     quiet = 0
             await asyncio.sleep(0)
         for name, one in self._members.items():
@@ -287,13 +292,14 @@ class Member:
     async def close(self) -> None:
         """End it, whatever is unanswered."""
         self._running.cancel()
-        while not self._running.done():
-            await asyncio.sleep(0)  # it ends its work, and begins to release its leases
-            for candidacy in list(self._driver.candidacies):
-                candidacy.fail(Unavailable("the test is over"))
-            for work in self.works.values():
-                if work is not None:
-                    work.cancel()
+        async with asyncio.timeout(ANSWERED_WITHIN):
+            while not self._running.done():
+                await asyncio.sleep(0)  # it ends its work, and begins to release its leases
+                for candidacy in list(self._driver.candidacies):
+                    candidacy.fail(Unavailable("the test is over"))
+                for work in self.works.values():
+                    if work is not None:
+                        work.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
         await self._driver.close()
 

@@ -35,8 +35,6 @@ STEP_MIN = 0.001
 CONCURRENCY = 5
 """How many messages the consumer that is half cut off would handle at once."""
 MESSAGES = 20
-DELIVERIES_MAX = 100
-"""More than the deliveries to it in vain, which may all be of one message."""
 LATE = 1.2
 """By which share longer than a lock to wait until what was locked just before is surely back."""
 
@@ -51,13 +49,15 @@ class OneWayTests(QueueSuite):
     ) -> None:
         """What a claim has locked comes back by itself, and it claims once in a lock: else, it waits for an answer."""
         needs_fault(harness, fault)
+        traits = harness.traits
+        if not traits.surveys and traits.connects:
+            pytest.skip("a client that hears nothing loses its connection here, and can claim nothing over another one")
         if sessions:
-            needs(harness.traits.sessions)
+            needs(traits.sessions)
         link = FaultyBroker(await harness.open())
-        ann = ObservedQueue(cast(Broker, link), name, harness.lock, max_deliveries=DELIVERIES_MAX)
-        bob = ObservedQueue(await harness.open(), name, harness.lock, max_deliveries=DELIVERIES_MAX)
+        ann = ObservedQueue(cast(Broker, link), name, harness.lock, max_deliveries=10)
+        bob = ObservedQueue(await harness.open(), name, harness.lock, max_deliveries=10)
         wanted = {f"first {number}" for number in range(MESSAGES)}
-        kept_max = 1 + harness.traits.pushes  # a broker's own client, which is not cut off, may have got one more
         await bob.send(sorted(wanted), sessions=sessions)
         await ann.context.ready()  # it has worked before
         other = Other(bob.broker, name, harness.lock, sessions=sessions)
@@ -68,13 +68,13 @@ class OneWayTests(QueueSuite):
                 await other.handle_all()
                 await consumer.pass_time(harness.lock * LATE, other)
                 for round_ in range(LOCKS):
-                    assert len(wanted - other.handled.keys()) <= kept_max, round_  # it may have locked one just now
+                    assert len(wanted - other.handled.keys()) <= 1, round_  # it may have locked one again just now
                     later = [f"later {round_} {number}" for number in range(CONCURRENCY)]
                     wanted.update(later)
                     await bob.send(later, sessions=sessions)
                     await consumer.pass_time(harness.lock)
                     await other.handle_all()
-                    assert len(wanted - other.handled.keys()) <= kept_max, round_  # it claims once in a lock
+                    assert len(wanted - other.handled.keys()) <= 1, round_  # it claims once in a lock
                     await consumer.pass_time(harness.lock * LATE, other)
                 assert consumer.pump.misses >= LOCKS
             finally:
@@ -130,7 +130,7 @@ class HalfCutOff:
         self._harness = harness
         self.has_ended = False
         traits, lock = queue.broker.traits, harness.lock
-        settings = PumpSettings(Timing(lock), CONCURRENCY, hints=traits.hints, surveys=traits.surveys)
+        settings = PumpSettings(Timing(lock), CONCURRENCY, hints=traits.hints, surveys=traits.surveys, looks_first=True)
         kind = SessionPump if sessions else Pump
         self.pump: Pump = kind("q", "ann", settings, random.Random(0), {}, now=self._clock.now())
         self._requests = BrokerRequests(queue.context, lock, self.pump, cast(Subscription, NoHints()), self)
