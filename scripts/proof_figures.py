@@ -59,6 +59,7 @@ PLANTS = {
     "tests/stores/rabbitmq/test_pauses.py": "RabbitMQ: consumers ended at once, alarms that ring late",
     "tests/stores/rabbitmq/test_restart.py": "RabbitMQ: channels with so many consumers that a restart mixes them up",
     "tests/stores/redis/test_script_settings.py": "Redis: scripts that depend on what other users' scripts have set",
+    "tests/stores/redis/test_silence.py": "Redis: how often a silent subscription is checked",
     "tests/stores/nats/test_standing.py": "NATS: pauses of a pull that waits",
     "tests/conformance/test_planted_cancelled.py": "claims whose caller was cancelled",
     "tests/conformance/test_cut_off.py": "connections whose close is cut off",

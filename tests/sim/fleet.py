@@ -40,7 +40,7 @@ LISTEN_FIRST, LISTEN_MAX = 0.05, 5.0
 BUCKET = 0.1
 """Seconds that are counted together; a peak is that of ten of them."""
 
-REST_PEAK_MAX, BACK_PEAK_MAX = 2.5, 3.3
+REST_PEAK_MAX, BACK_PEAK_MAX = 3.8, 4.6
 """The peaks at rest and after an outage, as multiples of the mean rate at rest, that are still in order. After an
 outage, a candidate looks who has the name before it asks for one that is free."""
 

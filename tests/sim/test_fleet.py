@@ -8,7 +8,7 @@ import pytest
 
 from tenure._election.acquire_times import AcquireTimes
 from tenure._election.machine import Machine
-from tests.sim.fleet import Figures, Shape, measure
+from tests.sim.fleet import Figures, Fleet, Shape, measure
 
 SHAPES = [Shape(400, 40, per_name, hints) for per_name in (0, 3) for hints in (True, False)]
 
@@ -44,6 +44,24 @@ def test_a_seed_is_the_same_run_every_time() -> None:
     assert str(measure(shape, kills=3)) == str(measure(shape, kills=3))
 
 
+def rate_of_ten(make_machine: type[Machine] = Machine) -> float:
+    """Return the requests in a second of ten candidates for one name, at rest for an hour."""
+    rates = []
+    for seed in range(10):
+        fleet = Fleet(Shape(10, 0, seed=seed), make_machine)
+        fleet.start(within=1.0)
+        fleet.until(5 * fleet.timing.ttl)
+        begin, end = fleet.now, fleet.now + 3_600.0
+        fleet.until(end)
+        rates.append(fleet.requests.rate(begin, end))
+    return sum(rates) / len(rates)
+
+
+def test_ten_candidates_ask_less_than_once_a_second() -> None:
+    """Their leader renews 0.21 times a second; each of the others asks once in its ttl at least."""
+    assert 0.21 + 9 / 15 < rate_of_ten() < 0.97
+
+
 # --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
@@ -71,6 +89,19 @@ class _FollowsTheHintOfAnotherWin(AcquireTimes):
 class _AsksLateAfterTheEnd(AcquireTimes):
     def _spread(self, wait: float, remaining: float) -> float:
         return wait + 2 * self._timing.retry_every
+
+
+class _AlwaysAsksBeforeTheEnd(AcquireTimes):
+    def refused(self, remaining: float | None, now: float) -> None:
+        self._is_together = True
+        super().refused(remaining, now)
+
+
+def test_a_planted_request_long_before_the_end_of_each_lease_is_found() -> None:
+    class Planted(Machine):
+        TIMES = _AlwaysAsksBeforeTheEnd
+
+    assert rate_of_ten(Planted) > 1.05
 
 
 TOGETHER, APART = Shape(200, 20), Shape(90, 10, per_name=3)

@@ -15,7 +15,7 @@ import pytest
 
 import tenure
 from tenure.testing.faultproxy import FaultProxy
-from tests.durations import until
+from tests.durations import stretched, until
 from tests.servers import Azurite, Nats, RabbitMQ, ServiceBus, shared
 
 for _driver in ("nats", "aiormq", "azure.servicebus", "azure.storage.queue"):
@@ -29,8 +29,6 @@ STORES: dict[str, tuple[type[Any], float]] = {
 }
 """With the seconds that a lock lasts: few, as what was locked for nobody is back after that."""
 ROUNDS, MESSAGES = 3, 10
-ANSWERED_WITHIN = 0.5
-"""Seconds in which there is no answer."""
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -52,7 +50,7 @@ async def test_a_consumer_that_hears_nothing_keeps_messages_from_nobody(store: s
 
     async with FaultProxy("127.0.0.1", port) as proxy:
         url = server.url.replace(str(port), str(proxy.port))
-        url += f"{'&' if '?' in url else '?'}timeout={ANSWERED_WITHIN}"
+        url += f"{'&' if '?' in url else '?'}timeout={stretched(0.5):g}"
         async with tenure.connect(url) as cut_off, tenure.connect(server.url) as whole:
             stop = asyncio.Event()
             queue = whole.queue(name, lock=lock)

@@ -24,6 +24,38 @@ def test_candidates_that_were_refused_together_don_t_ask_together() -> None:
         assert longest - 0.1 * (longest - least) < max(due) <= longest
 
 
+def test_candidates_that_have_waited_ask_at_the_end_of_the_lease_or_at_most_a_renewal_before() -> None:
+    due = []
+    for one in candidates(hints=True):
+        one.refused(13.0, 100.0)
+        one.asked(111.0)
+        one.refused(14.2, 111.0)
+        due.append(one.due - 111.0)
+    before = [at for at in due if at < 14.2]
+    assert 0.4 < len(before) / len(due) < 0.6
+    assert 14.2 - TIMING.renew_every <= min(before) < 14.2 - 0.9 * TIMING.renew_every
+    assert max(due) <= 14.4  # as for all who wait for the same moment
+
+
+def test_a_candidate_that_gets_hints_asks_at_least_once_in_its_own_ttl() -> None:
+    for remaining in (14.95, 15.0, 60.0):
+        for one in candidates(hints=True):
+            one.refused(13.0, 100.0)
+            one.refused(remaining, 111.0)
+            assert one.due <= 111.0 + TIMING.ttl
+
+
+def test_after_a_hint_or_a_failure_candidates_may_begin_to_wait_together() -> None:
+    for happens in (AcquireTimes.hinted, AcquireTimes.failed):
+        due = []
+        for one in candidates(hints=True):
+            one.refused(13.0, 100.0)
+            happens(one, 111.0)
+            one.refused(15.0, 111.0)
+            due.append(one.due - 111.0)
+        assert max(sum(at <= each < at + 1.0 for each in due) for at in due) < len(due) / 4
+
+
 def test_a_lease_that_was_not_renewed_is_asked_for_soon_after_its_end() -> None:
     for hints in (True, False):
         for one in candidates(hints=hints):

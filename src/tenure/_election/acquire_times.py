@@ -13,6 +13,13 @@ HINTS_AT_ONCE = 3
 FRESH_SHARE = 1 / 4
 """A lease is fresh if it began, or was renewed, within this share of ``retry_every``."""
 
+BEFORE_END_SHARE = 1 / 2
+"""Of the requests of a candidate that gets hints, this share is sent before the lease can end, the others at its end.
+
+A request at the end comes just after a renewal, so the next one is due as late as possible. But this end is the same
+for all that have seen the same renewal: the others keep hundreds of candidates from asking within the same second.
+"""
+
 
 def outage_pause(timing: Timing) -> float:
     """Return how long a candidate waits between requests that had no answer for a ``ttl``: no lease of before lasts."""
@@ -45,6 +52,7 @@ class AcquireTimes:
         self._hints_followed_until = -math.inf  # the end of the pauses that belong to the hints which were followed
         self._yield_until = -math.inf  # until then other candidates go first
         self._ends_at = math.inf  # when the lease of the other holder ends, if it is not renewed
+        self._is_together = True  # other candidates may begin to wait just now, too
 
     def asked(self, now: float) -> None:
         """The name has been asked for."""
@@ -60,6 +68,7 @@ class AcquireTimes:
         if remaining is not None and remaining >= self._timing.retry_every / 10:
             self._ends_at = now + remaining
         self.due = self._earliest(now + self._wait_while_held(remaining), self._asked_at)
+        self._is_together = False
 
     def granted(self) -> None:
         """The name is ours."""
@@ -69,6 +78,7 @@ class AcquireTimes:
         """No answer has come, or none that could be used."""
         self._failing_since = min(self._failing_since, now)
         self._failed_at = now
+        self._is_together = True
         self.due = now + later(self._pause_after_failure(now), self._rng)
 
     def hints_absent(self, now: float) -> None:
@@ -85,6 +95,7 @@ class AcquireTimes:
     def hinted(self, now: float) -> None:
         """Something may have changed."""
         retry_every = self._timing.retry_every
+        self._is_together = True
         if self._failing_since < math.inf:  # hints may come all the while: keep half of the pause
             now = max(now, self._failed_at + self._pause_after_failure(now) / 2)
         if self._is_away(now) or now < self._recovers_until:
@@ -146,12 +157,19 @@ class AcquireTimes:
         timing = self._timing
         if self._keeps_place:
             pass
-        elif self._hints and wait > timing.ttl / 2:  # ask before: if the leader lives, the lease has a new end by then
-            return wait - (wait - timing.ttl / 2) * self._rng.random()
+        elif self._hints and wait > timing.ttl / 2:  # if the leader lives, the lease has a new end when we ask
+            if self._is_together:
+                return wait - (wait - timing.ttl / 2) * self._rng.random()
+            if self._rng.random() < BEFORE_END_SHARE:
+                return wait - min(timing.renew_every, wait - timing.ttl / 2) * self._rng.random()
+            return min(wait + self._soon(), timing.ttl)
         elif (
             not (self._hints or self._queued) and remaining > timing.ttl - FRESH_SHARE * timing.retry_every
         ):  # others asked just now, too
             return wait - wait / 2 * self._rng.random()
         # The lease may be renewed meanwhile; then we ask again later. A tenth of retry_every spreads candidates that
         # wait for the same moment: few, so that a successor soon leads.
-        return wait + 0.1 * timing.retry_every * self._rng.random()
+        return wait + self._soon()
+
+    def _soon(self) -> float:
+        return 0.1 * self._timing.retry_every * self._rng.random()

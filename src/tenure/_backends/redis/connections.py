@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import socket
 import ssl
 import time
 from collections import Counter
@@ -29,6 +30,14 @@ from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
 
 T = TypeVar("T")
+
+PROBES: Mapping[int, int] = {
+    getattr(socket, option): value
+    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, option)
+}
+"""How the system probes a silent connection: after 30 s, and after three probes without an answer the connection ends.
+The first option has another name on macOS. The server's process has no part in it."""
 
 HEAD_START = 0.2
 """Seconds that one of several servers has for an answer before the next one gets the request, too."""
@@ -386,7 +395,8 @@ def connected(
         more["path"] = address.socket
     else:
         usual = TlsConnection if address.is_tls else PlainConnection
-        more |= {"host": address.host, "port": address.port, "socket_keepalive": True}
+        more |= {"host": address.host, "port": address.port}
+        more |= {"socket_keepalive": True, "socket_keepalive_options": PROBES}
         more |= {"tls": tls} if address.is_tls else {}
     pool = FairPool(
         max_connections=options.connections,

@@ -11,6 +11,7 @@ House rules:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -71,6 +72,7 @@ class RedisLeases:
         written = json.dumps(dict(metadata)) if metadata else ""
         keys = self._keys(name)
         call = Call(self._lua["acquire"], keys, (holder, _milliseconds(ttl), written, keys[0]))
+        asked_at = asyncio.get_running_loop().time()
         if name in self._listed:
             answer = await self._client.run(call.script, call.keys, *call.arguments, within=patience(ttl))
         else:
@@ -80,13 +82,16 @@ class RedisLeases:
             if is_noted:
                 self._listed.add(name)
         if not answer[0]:
-            return _held(name, answer)
+            held = _held(name, answer)
+            self._wake.found(keys[0], held.token, asked_at)
+            return held
         token = None if answer[0] == UNREADABLE else read_or(digits, answer[1], None)
         if token is None:
             raise ConfigError(
                 f"the token of the lease {name!r} can't rise: the field token of the key {keys[1]} is no whole number "
                 f"from 0 to {TOKEN_MAX - 1}; set it to the highest token that was ever given for this name"
             )
+        self._wake.found(keys[0], token, asked_at)
         return Granted(Grant(name, holder, token), answer[2] == b"1")
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
@@ -127,8 +132,12 @@ class RedisLeases:
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*."""
         require_name(name)
-        [answer] = await self._client.run(self._lua["inspect"], self._keys(name)[:1])
-        return _seen(name, answer)
+        lock, _ = self._keys(name)
+        asked_at = asyncio.get_running_loop().time()
+        [answer] = await self._client.run(self._lua["inspect"], [lock])
+        seen = _seen(name, answer)
+        self._wake.found(lock, seen.token, asked_at)
+        return seen
 
     async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
         """Return the holders of many names, in the order of *names*; one round trip for each ``INSPECTED_AT_ONCE``."""
@@ -160,7 +169,7 @@ class RedisLeases:
     def hints(self, name: str) -> AsyncIterator[Hint]:
         """Yield when something changed for *name*."""
         require_name(name)
-        return self._wake.listen(self._keys(name)[0])
+        return self._wake.listen_to_lease(self._keys(name)[0])
 
     def _keys(self, name: str) -> tuple[str, str]:
         """Return the key of the lock, and that of the term, whose hash tag puts it into the same slot."""

@@ -7,7 +7,9 @@ A subscribed connection can't log in again. So it is replaced once there is a lo
 ends; if there is none, it goes on for as long as the server lets it.
 
 A broken connection may just be silent. So it is checked now and then; and at once when a request over another one has
-no answer.
+no answer, or shows that a lease has a new holder of which no hint came. If all hints are about leases, it is checked
+more rarely: leases are looked at once in a ttl anyway, and the systems of both ends probe a silent TCP connection. What
+ends silent connections nevertheless, such as a proxy, is noticed by that.
 
 A hint of a queue may suppress further hints for some milliseconds, whose number is its content: then a second
 notification follows when they are over. If this user may not subscribe, all subscribers are told that hints are absent.
@@ -22,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -32,12 +34,17 @@ from redis.asyncio.client import PubSub
 from tenure._backends.redis.address import Endpoint
 from tenure._backends.redis.client import Client
 from tenure._backends.redis.connections import LoginConnection
+from tenure._election.store import Hint
 from tenure._foreign import digits, read_or
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.shared_hints import SharedHints, Source
 
 HEARTBEAT = 45.0
 """Seconds of silence after which the server is sent a PING: often enough for what forgets silent connections."""
+HEARTBEATS_OF_LEASES = 6
+"""The multiple of ``HEARTBEAT`` after which a PING is sent if there are hints of leases only."""
+WARY_FOR = 3_600.0
+"""Seconds for which ``HEARTBEAT`` holds for all again, after a connection has ended in a longer silence than that."""
 QUIET_MAX = 100
 """Milliseconds for which hints are suppressed at most: as in hints.lua."""
 
@@ -56,6 +63,7 @@ class Wake(SharedHints[Endpoint | None, "Subscriber"]):
         self.client = client
         client.on_unanswered = self._check
         client.on_elsewhere = self._renew
+        self._leases: set[str] = set()
 
     async def keys_of(self, topic: str) -> tuple[Endpoint | None]:
         """Return the node where a channel is published."""
@@ -64,6 +72,20 @@ class Wake(SharedHints[Endpoint | None, "Subscriber"]):
     def source(self, key: Endpoint | None) -> Subscriber:
         """Make the subscribed connection to a node."""
         return Subscriber(self, key)
+
+    def listen_to_lease(self, channel: str) -> AsyncIterator[Hint]:
+        """Return an iterator as :meth:`listen` does; :meth:`found` is told what looks at the lease show."""
+        self._leases.add(channel)
+        return self.listen(channel)
+
+    def has_only_leases(self, channels: Iterable[str]) -> bool:
+        """Return whether all of these are channels of leases."""
+        return self._leases.issuperset(channels)
+
+    def found(self, channel: str, token: int, asked_at: float) -> None:
+        """Note the newest *token* of a lease, by a request that was sent at *asked_at*, in the time of this loop."""
+        for subscriber in self.here().values():
+            subscriber.found(channel, token, asked_at)
 
     def _check(self) -> None:
         """Check the connections of this loop: a request on it had no answer."""
@@ -110,6 +132,7 @@ class Subscriber(Source):
     def __init__(self, wake: Wake, endpoint: Endpoint | None) -> None:
         super().__init__(wake)
         self._client = wake.client
+        self._has_only_leases = wake.has_only_leases
         self._endpoint = endpoint
         self._pubsub: PubSub | None = None
         self._reading: asyncio.Timeout | None = None
@@ -117,6 +140,10 @@ class Subscriber(Source):
         self._checking: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()  # since the check began
         self._later: dict[str, asyncio.TimerHandle] = {}
+        self._heard_at = 0.0  # when the newest message came
+        self._hinted_at: dict[str, float] = {}  # by channel
+        self._found: dict[str, tuple[int, float]] = {}  # by channel: the newest token, and when it was asked for
+        self._wary_until = -math.inf
 
     async def follow(self) -> None:
         """Subscribe, and read until the connection is found broken."""
@@ -148,6 +175,9 @@ class Subscriber(Source):
 
     def left(self, topics: Collection[str]) -> None:
         """Unsubscribe from these channels."""
+        for topic in topics:
+            self._hinted_at.pop(topic, None)
+            self._found.pop(topic, None)
         if self._pubsub is not None:
             self._spawn(self._send(self._pubsub, "UNSUBSCRIBE", *topics))
 
@@ -164,18 +194,45 @@ class Subscriber(Source):
     async def _read(self, pubsub: PubSub) -> None:
         """Handle messages until the connection is found broken, or no channel is left."""
         is_pinged = False
-        while self.topics:
-            message = await pubsub.get_message(timeout=self._client.options.timeout if is_pinged else HEARTBEAT)
-            if message is not None:
-                is_pinged = False
-                self._heard.set()
-                self._handle(message)
-                continue
-            if is_pinged:
-                return  # no answer: the connection is broken
-            is_pinged = True
-            async with asyncio.timeout(self._client.options.timeout):
-                await pubsub.ping()
+        self._heard_at = asyncio.get_running_loop().time()
+        try:
+            while self.topics:
+                message = await pubsub.get_message(timeout=self._client.options.timeout if is_pinged else self._rest)
+                if message is not None:
+                    is_pinged = False
+                    self._heard_at = asyncio.get_running_loop().time()
+                    self._heard.set()
+                    self._handle(message)
+                    continue
+                if is_pinged:
+                    raise TimeoutError("the PING has no answer")
+                is_pinged = True
+                async with asyncio.timeout(self._client.options.timeout):
+                    await pubsub.ping()
+        except _BROKEN:
+            self._note_broken()
+            raise
+
+    @property
+    def _rest(self) -> float:
+        """Seconds of silence after which the server is sent a PING."""
+        is_wary = asyncio.get_running_loop().time() < self._wary_until
+        return HEARTBEAT if is_wary or not self._has_only_leases(self.topics) else HEARTBEATS_OF_LEASES * HEARTBEAT
+
+    def _note_broken(self) -> None:
+        """Send PINGs as often as ever for a while if the connection was silent: that may be why it ended."""
+        now = asyncio.get_running_loop().time()
+        if now - self._heard_at > HEARTBEAT:
+            self._wary_until = now + WARY_FOR
+
+    def found(self, channel: str, token: int, asked_at: float) -> None:
+        """Check the connection if the *token* of a lease has changed since the last look, and no hint came."""
+        if channel not in self.topics:
+            return
+        known = self._found.get(channel)
+        self._found[channel] = token, asked_at
+        if known is not None and token != known[0] and self._hinted_at.get(channel, -math.inf) < known[1]:
+            self.check_soon()
 
     def check_soon(self) -> None:
         """Check whether the connection is broken, unless that is being checked."""
@@ -207,6 +264,7 @@ class Subscriber(Source):
                 await self._heard.wait()
                 return
         if self._pubsub is pubsub:
+            self._note_broken()
             self.renew()
 
     def _handle(self, message: dict[str, Any]) -> None:
@@ -224,6 +282,7 @@ class Subscriber(Source):
                 self._redirect(channel)
             return
         self.live(anew=False)
+        self._hinted_at[channel] = self._heard_at
         self._notifier.notify(channel)
         if kind == "subscribe":
             self._notify_later(channel, QUIET_MAX)
