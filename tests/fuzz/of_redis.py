@@ -102,7 +102,8 @@ def read_lease(given: Any) -> None:
 def read_granted(given: Any) -> None:
     won, token, asked = [*as_objects(given), b"", b"", b""][:3]
     leases = cast(Any, RedisLeases.__new__(RedisLeases))
-    leases._client = leases  # it answers itself
+    leases._client = leases._wake = leases  # it answers itself
+    leases.now, leases.found = lambda: 0.0, lambda *_: None
     leases.run = always([as_number(won) or 1, as_bytes(token), as_bytes(asked)])
     leases._lua, leases._listed, leases._keys = {"acquire": None}, {"chair"}, lambda name: [f"{name}l", f"{name}t"]
     granted = drive(leases.acquire("chair", "ann#1", 15.0))

@@ -11,7 +11,6 @@ House rules:
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -72,7 +71,7 @@ class RedisLeases:
         written = json.dumps(dict(metadata)) if metadata else ""
         keys = self._keys(name)
         call = Call(self._lua["acquire"], keys, (holder, _milliseconds(ttl), written, keys[0]))
-        asked_at = asyncio.get_running_loop().time()
+        asked_at = self._wake.now()
         if name in self._listed:
             answer = await self._client.run(call.script, call.keys, *call.arguments, within=patience(ttl))
         else:
@@ -133,7 +132,7 @@ class RedisLeases:
         """Return the holder of *name*."""
         require_name(name)
         lock, _ = self._keys(name)
-        asked_at = asyncio.get_running_loop().time()
+        asked_at = self._wake.now()
         [answer] = await self._client.run(self._lua["inspect"], [lock])
         seen = _seen(name, answer)
         self._wake.found(lock, seen.token, asked_at)

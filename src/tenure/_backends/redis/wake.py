@@ -82,6 +82,10 @@ class Wake(SharedHints[Endpoint | None, "Subscriber"]):
         """Return whether all of these are channels of leases."""
         return self._leases.issuperset(channels)
 
+    def now(self) -> float:
+        """Return the time of this loop."""
+        return asyncio.get_running_loop().time()
+
     def found(self, channel: str, token: int, asked_at: float) -> None:
         """Note the newest *token* of a lease, by a request that was sent at *asked_at*, in the time of this loop."""
         for subscriber in self.here().values():
