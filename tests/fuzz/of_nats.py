@@ -17,7 +17,7 @@ from tenure._backends.nats import diagnosis, lease_records
 from tenure._backends.nats.client import names_in, number_in, part_of, read, stored, stored_in
 from tenure._backends.nats.configuration import Consumer
 from tenure._backends.nats.connection import headers_of
-from tenure._backends.nats.errors import NO_STREAM, BadAnswer, Refusal, TooLarge
+from tenure._backends.nats.errors import NO_STREAM, WRONG_SEQUENCE, BadAnswer, Refusal, TooLarge, last_in
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.leases import NatsLeases, is_reporting, takes_rollup
 from tenure._backends.nats.message_format import NO_STATE, State, decode, encode, encode_to_fit, properties_of
@@ -358,6 +358,11 @@ def read_clock(given: Any) -> None:
         timestamp_of(answer.get("ts"))
 
 
+def read_refusal(given: Any) -> None:
+    number = last_in(Refusal(WRONG_SEQUENCE, as_text(given)))
+    assert number is None or 0 <= number < 2**63
+
+
 def read_status(given: Any) -> None:
     pull = cast(Any, Pull.__new__(Pull))
     pull._messages, pull._wanted, pull._complete, pull._status = [], 10, None, None
@@ -387,4 +392,5 @@ DECODERS = [
     Decoder("nats.inbox", [[BUCKET, REMEMBERED, REMEMBERED], [BUCKET, BUCKET, REMEMBERED]], read_inbox),
     Decoder("nats.clock", [{"ts": TIME}, {"ts": "2026-11-24T09:48:57Z"}], read_clock),
     Decoder("nats.status", [STATUS], read_status),
+    Decoder("nats.refusal", ["wrong last sequence: 7", "wrong last sequence"], read_refusal),
 ]

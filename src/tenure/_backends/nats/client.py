@@ -22,10 +22,9 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from tenure._backends.nats.address import Address, Options
-from tenure._backends.nats.connection import Connection, Headers
+from tenure._backends.nats.connection import Connection, Headers, Request
 from tenure._backends.nats.errors import (
     NO_PEERS,
-    NO_STREAM,
     STREAM_EXISTS,
     SUBJECTS_TAKEN,
     BadAnswer,
@@ -54,8 +53,6 @@ from tenure.errors import TenureError, Unavailable
 
 T = TypeVar("T")
 Json = dict[str, Any]
-Request = tuple[str, bytes, Headers | None]
-"""A subject, a body and headers."""
 
 FAILURES = (
     Refusal,
@@ -260,16 +257,6 @@ class Client:
         if not self.is_spread(connection):
             return await connection.request_all(requests)
         return await connection.request_all(requests, is_gone, self.options.timeout * ANSWERING_SHARE)
-
-    async def is_gone(self, connection: Connection, stream: str) -> bool:
-        """Return whether there is no *stream*; False if that can't be found out."""
-        try:
-            await self.call(connection, f"STREAM.INFO.{stream}")
-        except Refusal as error:
-            return error.code == NO_STREAM
-        except FAILURES:
-            return False
-        return False
 
     async def make_stream(self, connection: Connection, config: Json) -> None:
         """Make a stream, unless there is one with its name: an operator's, or an older version's.

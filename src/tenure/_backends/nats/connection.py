@@ -34,6 +34,8 @@ from tenure._secret import Secret, hide, revealed
 from tenure._tls_failures import NoTls
 
 Headers = Mapping[str, str]
+Request = tuple[str, bytes, Headers | None]
+"""A subject, a body and headers."""
 
 _PLAIN = b"NATS/1.0\r\n"
 
@@ -265,7 +267,7 @@ class Connection:
 
     async def request_all(
         self,
-        requests: Sequence[tuple[str, bytes, Headers | None]],
+        requests: Sequence[Request],
         is_gone: Callable[[], Awaitable[bool]] | None = None,
         after: float = 0.0,
     ) -> list[Msg | None]:

@@ -9,6 +9,7 @@ import nats.errors
 from tenure._backends.nats.address import Address
 from tenure._backends.nats.login_files import BadLoginFile
 from tenure._connect_failures import Target
+from tenure._foreign import digits, read_or
 from tenure._redaction import redacted, redacting
 from tenure._tls_failures import OwnCertificate, TlsAdvice
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -20,9 +21,6 @@ WRONG_SEQUENCE, SUBJECT_IN_PROCESS, ID_IN_PROCESS = 10_071, 10_164, 10_158
 NO_LEADER, NO_RESOURCES, NO_STORAGE, NO_MEMORY, FULL = 10_008, 10_023, 10_047, 10_028, 10_077
 REPLICAS_WITHOUT_CLUSTER, NO_PEERS = 10_074, 10_005
 LONG_MESSAGE, LONG_HEADERS = 10_054, 10_097
-
-DIGITS_MAX = 20
-"""Of the number of a message, which has 64 bits."""
 
 
 class Refusal(Exception):
@@ -94,8 +92,7 @@ def is_wrong_sequence(error: Refusal) -> bool:
 
 def last_in(error: Refusal) -> int | None:
     """Return the number of the subject's last message, as such a refusal tells it; None if it doesn't."""
-    number = error.text.rpartition(" ")[2]
-    return int(number) if number.isascii() and number.isdecimal() and len(number) <= DIGITS_MAX else None
+    return read_or(digits, error.text.rpartition(" ")[2], None)
 
 
 def is_too_large(error: Refusal) -> bool:

@@ -260,6 +260,16 @@ class Places:
                 return
         raise NoJetStream
 
+    async def is_stream_gone(self, connection: Connection, stream: str) -> bool:
+        """Return whether there is no *stream*; False if that can't be found out."""
+        try:
+            await self._client.call(connection, f"STREAM.INFO.{stream}")
+        except Refusal as error:
+            return error.code == NO_STREAM
+        except FAILURES:
+            return False
+        return False
+
     async def why_not_taken(self, connection: Connection, queue: str) -> Refusal:
         """Return why the stream of *queue*, which is there, takes no messages."""
         place = self.place_of(queue)

@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tenure._backends.nats.client import EXPECTED_LAST, Client, Request, number_in, part_of, stored
+from tenure._backends.nats.client import EXPECTED_LAST, Client, number_in, part_of, stored
 from tenure._backends.nats.configuration import BODY_MAX, WINDOW_MIN, Consumer
-from tenure._backends.nats.connection import Connection, has_no_stream
+from tenure._backends.nats.connection import Connection, Request, has_no_stream
 from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import (
     NO_STREAM,
@@ -328,7 +328,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         is_made = False
         while True:
             left = [index for index in range(len(requests)) if index not in numbers]
-            is_gone = partial(self._client.is_gone, connection, stream)
+            is_gone = partial(self._places.is_stream_gone, connection, stream)
             answers = await self._client.answers(connection, [requests[index] for index in left], is_gone)
             refusal: Refusal | None = None
             for index, answer in zip(left, answers, strict=True):
