@@ -47,6 +47,7 @@ PLANTS = {
     "tests/conformance/test_planted_live.py": "brokers: messages that are shown and purged",
     "tests/conformance/test_planted_locks.py": "brokers and consumers: the end of a lock",
     "tests/conformance/test_planted_late.py": "stores that carry out a request late",
+    "tests/conformance/test_planted_late_answers.py": "who takes an answer for none that comes late, but in time",
     "tests/conformance/test_planted_kills.py": "brokers whose client is killed between two steps",
     "tests/stores/servicebus/test_private_parts.py": "private parts of a client that are not listed",
     "tests/conformance/test_planted_slow.py": "stores, and clients, that count from a slow answer",

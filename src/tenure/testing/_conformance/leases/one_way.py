@@ -7,7 +7,6 @@ ones. Their clock is turned together with the store's.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,13 +23,12 @@ from tenure._timing import Timing
 from tenure.errors import ConfigError
 from tenure.events import Event, Reason
 from tenure.testing import ManualClock, until
+from tenure.testing._conformance.client_time import LATE_SHARE, LateAnswers
 from tenure.testing._conformance.harness import FaultyLeaseStore, LeaseHarness
 from tenure.testing._conformance.leases.steps import LeaseSuite
 
 LEASED = 100.0
 """Seconds for which a link works one way, after another candidate leads: ten of most leases in the suites."""
-LATE_SHARE = 0.8
-"""By which share of the time that a candidate waits for them answers are late."""
 STEP_MIN = 0.001
 """Seconds that pass at least, whenever time passes."""
 
@@ -123,7 +121,8 @@ class Fleet:
 
     async def _link(self, holder: str) -> Link:
         if holder not in self._links:
-            self._links[holder] = Link(await self._harness.open(), self._clock, self._late_by)
+            answers = LateAnswers(self._clock, self._late_by)
+            self._links[holder] = Link(await self._harness.open(), answers)
         return self._links[holder]
 
     def stop(self, holder: str) -> None:
@@ -217,11 +216,11 @@ class Candidate:
     @property
     def due(self) -> float:
         """When it has something to do next."""
-        return min(self._machine.wake_at, self._link.due)
+        return min(self._machine.wake_at, self._link.answers.due)
 
     def go_on(self) -> None:
         """Do what is due now."""
-        self._link.let_through()
+        self._link.answers.let_through()
         if self._machine.wake_at <= self._clock.now():
             self.feed(Tick())
 
@@ -229,7 +228,7 @@ class Candidate:
         """Wait until every request is answered, or its answer is late; say that work has ended that was cancelled."""
         await asyncio.sleep(0)  # renewals go out in the next iteration of the loop
         while True:
-            await until(lambda: len(self._driver._tasks.here()) <= self._link.waiting)
+            await until(lambda: len(self._driver._tasks.here()) <= self._link.answers.waiting)
             if not self._ended:
                 return
             token, again = self._ended.pop()
@@ -281,37 +280,14 @@ class Candidate:
 
 
 class Link(FaultyLeaseStore):
-    """The link of one client: it can be made to work one way; or its answers come some seconds later, by *clock*."""
+    """The link of one client: it can be made to work one way; or its answers are late."""
 
-    def __init__(self, store: LeaseStore, clock: ManualClock, late_by: float) -> None:
+    def __init__(self, store: LeaseStore, answers: LateAnswers) -> None:
         super().__init__(store)
-        self._clock = clock
-        self._late_by = late_by
-        self._waiting: list[tuple[float, asyncio.Event]] = []
-
-    @property
-    def waiting(self) -> int:
-        """How many answers are late now."""
-        return len(self._waiting)
-
-    @property
-    def due(self) -> float:
-        """When the next answer comes."""
-        return min((at for at, _ in self._waiting), default=math.inf)
-
-    def let_through(self) -> None:
-        """Let the answers come that are due."""
-        now = self._clock.now()
-        for at, come in self._waiting:
-            if at <= now:
-                come.set()
-        self._waiting = [one for one in self._waiting if one[0] > now]
+        self.answers = answers
 
     async def _before_answer(self) -> None:
-        if self._late_by:
-            come = asyncio.Event()
-            self._waiting.append((self._clock.now() + self._late_by, come))
-            await come.wait()
+        await self.answers.hold_back()
         await super()._before_answer()
 
 

@@ -7,7 +7,6 @@ own. Their clock is turned together with the store's.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -28,6 +27,7 @@ from tenure._runtime.renewal_thread import RenewalThread
 from tenure._timing import Timing
 from tenure.errors import Unavailable
 from tenure.testing import ManualClock
+from tenure.testing._conformance.client_time import LATE_SHARE, ClientTime, LateAnswers
 from tenure.testing._conformance.harness import FaultyLeaseStore, LeaseHarness
 from tenure.testing._conformance.leases.steps import LeaseSuite
 
@@ -89,6 +89,30 @@ class PartitionSuite(LeaseSuite):
             await members.balance()
             assert members.works_on("ann")
 
+    async def test_a_member_whose_answers_are_late_owns_its_share_and_keeps_it(
+        self, harness: LeaseHarness, name: str
+    ) -> None:
+        async with group(harness, name) as members:
+            await members.join("bob")
+            await members.balance()
+            await members.join("ann", late=True)
+            await members.pass_time(members.timing.ttl)  # the balance of before holds until they have seen each other
+            await members.balance()
+            assert members.works_on("ann")
+            await members.hold_on(["ann", "bob"], LEASES * members.timing.ttl)
+
+    async def test_a_member_whose_answers_are_late_follows_one_that_is_dead(
+        self, harness: LeaseHarness, name: str
+    ) -> None:
+        async with group(harness, name) as members:
+            await members.join("ann", late=True)
+            await members.join("bob")
+            await members.balance()
+            assert members.works_on("bob")
+            async with members.half_cut("bob", "cut"):
+                await members.pass_time(members.longest("cut") + members.late_by(2))
+                await members.hold_on(["ann"], members.timing.ttl)
+
 
 class Group:
     """Members that share partitions. Time passes only in its methods, for all of them and for the store."""
@@ -102,18 +126,19 @@ class Group:
         self._followed_within = noticed_within + self.timing.retry_every + harness.ends_within + self._step_min
         self._harness = harness
         self._layout = Layout(name, checked_partitions(PARTITIONS))
-        self._clock = ManualClock()
-        self._stepped_at = time.monotonic()
+        self._time = ClientTime(harness)
+        self._clock = self._time.clock
         self._links: dict[str, Link] = {}
         self._members: dict[str, Member] = {}
         self._tokens: Counter[str] = Counter()
         self._wrong: list[str] = []
         self._begun = 0
 
-    async def join(self, name: str) -> None:
-        """Let a member take part."""
+    async def join(self, name: str, *, late: bool = False) -> None:
+        """Let a member take part, whose answers may be late."""
         work = partial(self._work, name)
-        self._members[name] = Member(self._layout, self.timing, await self._link(name), self._clock, name, work)
+        link = await self._link(name, late_by=LATE_SHARE * self.timing.retry_every if late else 0.0)
+        self._members[name] = Member(self._layout, self.timing, link, self._clock, name, work)
         await self._settle()
 
     @asynccontextmanager
@@ -138,9 +163,13 @@ class Group:
         """
         return self.timing.ttl * (2 if fault == "lose_answer" else 1) + self._followed_within
 
-    async def _link(self, name: str) -> Link:
+    def late_by(self, answers: int) -> float:
+        """Return the seconds by which so many answers are late that a member waits for one after the other."""
+        return answers * LATE_SHARE * self.timing.retry_every
+
+    async def _link(self, name: str, *, late_by: float = 0.0) -> Link:
         if name not in self._links:
-            self._links[name] = Link(await self._harness.open())
+            self._links[name] = Link(await self._harness.open(), LateAnswers(self._clock, late_by))
         return self._links[name]
 
     def works_on(self, name: str) -> set[str]:
@@ -188,15 +217,12 @@ class Group:
 
     async def _step(self, most: float) -> None:
         """Let time pass until any member has something to do, but no more than *most* seconds."""
-        due = min(one.due for one in self._members.values())
+        due = min(*(one.due for one in self._members.values()), *(one.answers.due for one in self._links.values()))
         wait = min(max(due - self._clock.now(), self._step_min), most)
-        began = time.monotonic()
-        await self._harness.pass_time(wait)
-        now = time.monotonic()
-        turned = 0.0 if now - began >= wait else wait  # else it has slept
-        # The clock of a server that is turned also runs by itself.
-        self._clock.advance(wait if self._harness.is_exact else turned + now - self._stepped_at)
-        self._stepped_at = now
+        await self._time.pass_time(wait)
+        for link in self._links.values():
+            link.answers.let_through()
+        await self._settle()
         for one in self._members.values():
             one.go_on()
             await self._settle()
@@ -240,6 +266,8 @@ class Group:
 
     async def close(self) -> None:
         """End all members; what they hold is left to run out."""
+        for link in self._links.values():
+            link.answers.end()
         for one in self._members.values():
             await one.close()
 
@@ -310,8 +338,9 @@ class Link(FaultyLeaseStore):
     No hints come, and no renewals of others are followed: they would come at times of their own.
     """
 
-    def __init__(self, store: LeaseStore) -> None:
+    def __init__(self, store: LeaseStore, answers: LateAnswers) -> None:
         self.requests = Requests(store)
+        self.answers = answers
         super().__init__(cast(LeaseStore, self.requests))
         self._fault: HalfCut | None = None
         self._when_it: Act | None = None
@@ -340,6 +369,10 @@ class Link(FaultyLeaseStore):
     def _before(self, act: Act | None) -> None:
         if self._fault is not None and act == self._when_it:
             self._losing, self._is_cut = self._fault == "lose_answer", self._fault == "cut"
+
+    async def _before_answer(self) -> None:
+        await self.answers.hold_back()
+        await super()._before_answer()
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Pass the request on."""

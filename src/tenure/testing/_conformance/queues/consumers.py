@@ -17,7 +17,7 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message
 from tenure._queue.retry import Retry, RetryPolicy
-from tenure._runtime.clock import SystemClock
+from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event, MessageDied
 from tenure.testing import until
@@ -295,7 +295,15 @@ class _CountingBroker:
 class ObservedQueue:
     """A queue on a broker, all on the running loop, with its events recorded."""
 
-    def __init__(self, broker: Broker, name: str, lock: float, *, max_deliveries: int = 1) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        name: str,
+        lock: float,
+        *,
+        max_deliveries: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
         self.broker = broker
         self.events: list[Event] = []
         given: QueueOptions = {"lock": lock, "max_deliveries": max_deliveries}
@@ -303,7 +311,7 @@ class ObservedQueue:
             name,
             broker,
             RenewalThread.here(),
-            SystemClock(),
+            clock or SystemClock(),
             QueueSettings(lock=lock, max_deliveries=max_deliveries),
             "me",
             self.events.append,

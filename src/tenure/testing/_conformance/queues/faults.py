@@ -20,6 +20,7 @@ from tenure.testing._conformance.harness import QueueHarness, needs_fault
 from tenure.testing._conformance.queues.consumers import ObservedQueue
 from tenure.testing._conformance.queues.hints_after_cut import HintAfterCutTests
 from tenure.testing._conformance.queues.kills import KillTests
+from tenure.testing._conformance.queues.late_answers import LateAnswerTests
 from tenure.testing._conformance.queues.one_way import OneWayTests
 from tenure.testing._conformance.queues.slow_answers import SlowAnswerTests
 from tenure.testing._conformance.queues.steps import (
@@ -38,7 +39,7 @@ from tenure.testing._conformance.queues.steps import (
 BACK_WITHIN = 20.0  # seconds after a fault has ended
 
 
-class BrokerFaultSuite(SlowAnswerTests, HintAfterCutTests, KillTests, OneWayTests):
+class BrokerFaultSuite(SlowAnswerTests, HintAfterCutTests, KillTests, OneWayTests, LateAnswerTests):
     """A request without an answer is neither a yes nor a no, and can be repeated."""
 
     # --- the answer is lost, after the command was carried out ---
