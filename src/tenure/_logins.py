@@ -46,6 +46,7 @@ from tenure.errors import ConfigError, TenureError, Unavailable, in_words
 T = TypeVar("T")
 Answer: TypeAlias = Credentials | str | Secret
 """What a function of the caller may return."""
+Check: TypeAlias = Callable[[Credentials, str], None]
 
 RENEWED_AT = 0.75
 """The share of its time at which a login is replaced."""
@@ -141,6 +142,7 @@ class Logins:
         password: The password there.
         source: Where they come from instead; None: the URL.
         needs_user: The store, if it has no login without a user; for a message.
+        check: Raises ``ConfigError`` for an answer, from a source with this name, that the store can't take.
         warnings: About a file with the password.
     """
 
@@ -151,9 +153,11 @@ class Logins:
         source: Source | None = None,
         *,
         needs_user: object = None,
+        check: Check | None = None,
         warnings: tuple[Fact, ...] = (),
     ) -> None:
         self._needs_user = needs_user
+        self._check = check
         self.warnings = warnings
         self._fixed = Login(user, password)
         self._source = source
@@ -291,6 +295,8 @@ class Logins:
         try:
             async with asyncio.timeout(ASK_MAX):
                 found = await source.ask()
+            if self._check is not None:
+                self._check(found, source.name)
         except TimeoutError:
             failure: TenureError = Unavailable(f"{source.name} gave no password within {ASK_MAX:g} s")
         except RuntimeError as error:  # the system gives no thread
@@ -374,6 +380,7 @@ def logins_of(
     password: Secret | None,
     needs_user: bool = False,
     login_file: str = "",
+    check: Check | None = None,
 ) -> Logins:
     """Return the logins that a URL and its *options* name, or that are *given* by the caller.
 
@@ -385,6 +392,7 @@ def logins_of(
         password: The password in it.
         needs_user: Whether the store has no login without a user.
         login_file: The option that names a file with the whole login, if the URL has one.
+        check: Raises ``ConfigError`` for an answer that the store can't take; see :class:`Logins`.
 
     Raises:
         ConfigError: There are two of them, a file can't be read, or a command can't be one.
@@ -405,7 +413,7 @@ def logins_of(
         given = PasswordFile(options.password_file)
     elif options.password_command is not None:
         given = PasswordCommand.parse(options.password_command, store)
-    return Logins(user, password, given, needs_user=store if needs_user else None, warnings=warnings)
+    return Logins(user, password, given, needs_user=store if needs_user else None, check=check, warnings=warnings)
 
 
 # --- where they come from ----------------------------------------------------------------------------------------
@@ -548,8 +556,6 @@ class Given:
 
 WITHOUT_PASSWORDS: Mapping[str, str] = MappingProxyType(
     {
-        "azure": "without a key or a signature, it logs in by Entra ID, and renews that by itself",
-        "azurite": "it has the key that everybody knows",
         "kubernetes": "it reads its token again by itself, and runs the credential command of a kubeconfig",
         "memory": "it has no login",
         "peers": "its members know each other by key_file=",

@@ -2,7 +2,7 @@
 
 A proxy speaks TLS for a server that asks for a password or a token. Two backends of each store log in, one with that in
 a file, and one with that of a function or a command: a leader and a candidate that stands by, and a consumer and a
-sender.
+sender. Azure's have no certificate of ours: one has the key of its account, and one a signature that this key has made.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from azure.storage.blob import AccountSasPermissions, ResourceTypes, Services, generate_account_sas
 
 import tenure
 from tenure.events import Event, LockEnded, Renewed, TermEnding
 from tests.durations import until
 from tests.proof.state import Part
 from tests.servers import private
+from tests.servers.azurite import ACCOUNT
 from tests.servers.certificates import CertificateFiles
 from tests.servers.rabbitmq import VHOST
 from tests.servers.tls_listener import Protocol
@@ -35,12 +39,15 @@ STEP = 5.0
 TTL, RENEW_EVERY = 60.0, 1.0
 ANSWERED_WITHIN = 10.0
 """Seconds that a request may take, and so an attempt to connect: so short that several fit into a lease."""
+SIGNED_FOR = 300.0
+"""Seconds for which a signature lasts."""
 EVERY, AT_ONCE = 1.0, 10
 """Seconds between two batches of messages, and how many are in one."""
 AGAIN = "make proof ARGS='--rotation SECONDS' with a new --state"
 
 _FILES = "ca={ca}&cert={cert}&key={key}"
-URLS: dict[str, tuple[str, Protocol]] = {
+URLS: dict[str, tuple[str, Protocol | None]] = {
+    "azure": ("azurite://127.0.0.1:{port}?queue_port={queue_port}", None),
     "etcd": (f"etcds://first@{{at}}/?{_FILES}", "tls"),
     "kubernetes": ("", "tls"),  # its kubeconfigs say it
     "nats": (f"nats://first@{{at}}/?{_FILES}", "nats"),
@@ -60,7 +67,8 @@ class Rotated:
 
     name: str
     files: CertificateFiles
-    proxy: TlsProxy
+    proxy: TlsProxy | None
+    """None where the server's certificate is no affair of ours."""
     passwords: Passwords
     password_file: Path
     terms: list[tenure.Term] = field(default_factory=list)
@@ -73,13 +81,19 @@ class Rotated:
         """Replace everything, break all connections, and return the seconds until all go on."""
         await self.passwords.replace(number)
         self.write_password()
-        authority, own = await asyncio.to_thread(self.files.renew)
-        self.proxy.show(own, authority.certificate)
+        await asyncio.to_thread(self.renew_certificates)
         began = time.monotonic()
-        await self.proxy.sever()
+        if self.proxy is not None:
+            await self.proxy.sever()
         renewed, handled = self._renewed(), len(self.handled)
         await until(lambda: self._goes_on(renewed, handled), what=f"{self.name}, after replacement {number}")
         return time.monotonic() - began
+
+    def renew_certificates(self) -> None:
+        """Replace the certificates of both sides, and their authority."""
+        if self.proxy is not None:
+            authority, own = self.files.renew()
+            self.proxy.show(own, authority.certificate)
 
     def write_password(self) -> None:
         """Write the newest password into its file, in one step."""
@@ -193,14 +207,17 @@ async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
         await logins.add("first")
     url, protocol = URLS[name]
     files = CertificateFiles(folder)
-    authority, own = files.renew()
-    proxy = await stack.enter_async_context(TlsProxy(server.port, protocol))
-    proxy.show(own, authority.certificate)
+    proxy = None if protocol is None else await stack.enter_async_context(TlsProxy(server.port, protocol))
     store = Rotated(name, files, proxy, Passwords(logins), folder / "password")
+    store.renew_certificates()
     note = store.events.append
     store.write_password()
-    at, patience = f"127.0.0.1:{proxy.port}", f"&timeout={ANSWERED_WITHIN:g}"
-    if name == "kubernetes":
+    at, patience = f"127.0.0.1:{proxy.port if proxy else ''}", f"&timeout={ANSWERED_WITHIN:g}"
+    if name == "azure":
+        url = url.format(port=server.blob.port, queue_port=server.queue.port) + patience
+        first = tenure.connect(f"{url}&password_file={store.password_file}", on_event=note)
+        second = tenure.connect(url, credentials=lambda: signature(store.passwords.known[-1]), on_event=note)
+    elif name == "kubernetes":
         configs = _write_kubeconfigs(folder, at, store)
         first, second = (tenure.connect(f"kubernetes://?kubeconfig={one}{patience}", on_event=note) for one in configs)
     else:
@@ -223,6 +240,21 @@ async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
 
     stack.push_async_callback(finish)
     return store
+
+
+def signature(key: str) -> tenure.Credentials:
+    """Return a signature for an account with this key, which ends by itself, too."""
+    rights = {"read", "write", "delete", "list", "add", "create", "update", "process"}
+    ends = datetime.now(UTC) + timedelta(seconds=SIGNED_FOR)
+    made = generate_account_sas(
+        ACCOUNT,
+        key,
+        ResourceTypes(service=True, container=True, object=True),
+        AccountSasPermissions(**dict.fromkeys(rights, True)),
+        ends,
+        services=Services(blob=True, queue=True),
+    )
+    return tenure.Credentials(made, lasts=SIGNED_FOR)
 
 
 def _write_kubeconfigs(folder: Path, at: str, store: Rotated) -> tuple[Path, Path]:

@@ -18,6 +18,19 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 Part = Literal["blob", "queue"]
 
+_READS_KEYS = """
+const fs = require("fs");
+const path = require("path");
+const accounts = require(path.join(path.dirname(process.argv[1]), "..", "common", "AccountDataStore.js")).default;
+const known = accounts.prototype.getAccount;
+accounts.prototype.getAccount = function (name) {
+  process.env.AZURITE_ACCOUNTS = fs.readFileSync("accounts", "utf8");
+  this.refresh();
+  return known.call(this, name);
+};
+"""
+"""Azurite reads the keys of its accounts from its environment, which nobody can change later: here, from a file."""
+
 
 class AzuritePart(Server):
     """One of its services: a process of its own, which needs less memory than all of them in one."""
@@ -48,7 +61,13 @@ class AzuritePart(Server):
         program = AZURITE / "node_modules" / "azurite" / "dist" / "src" / self._part / "main.js"
         address = [f"--{self._part}Host", "127.0.0.1", f"--{self._part}Port", str(self.port)]
         quiet = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
-        return [str(node()), str(program), "--location", str(self.folder), *address, *quiet]
+        keyed = ["--require", "./keys.js"] if (self.folder / "accounts").exists() else []
+        return [str(node()), *keyed, str(program), "--location", str(self.folder), *address, *quiet]
+
+    def accept(self, key: str) -> None:
+        """Let the account have another key. Before it is started, or when it was started with one."""
+        self.write("keys.js", _READS_KEYS)
+        self.write("accounts.new", f"{ACCOUNT}:{key}").rename(self.folder / "accounts")
 
     def ready(self) -> bool:
         answer = self.answers(f"GET /{ACCOUNT}?comp=list HTTP/1.0\r\n\r\n".encode())
@@ -65,15 +84,19 @@ class Azurite:
     Args:
         speed: How many times faster than real time its clock runs: at 20, a lease of 15 s ends after 0.75 s.
         turnable: Whether its clock can be put forward instead.
+        key: The key of its account, if not the well-known one.
     """
 
     install: ClassVar[str] = AzuritePart.install
     scheme: ClassVar[str] = AzuritePart.scheme
 
-    def __init__(self, *, speed: float = 1.0, turnable: bool = False) -> None:
+    def __init__(self, *, speed: float = 1.0, turnable: bool = False, key: str = KEY) -> None:
         self.speed = speed
         self.blob = AzuritePart("blob", speed, turnable)
         self.queue = AzuritePart("queue", speed, turnable)
+        if key != KEY:
+            for part in (self.blob, self.queue):
+                part.accept(key)
 
     @classmethod
     def missing(cls) -> str:
@@ -101,6 +124,11 @@ class Azurite:
     def resume(self) -> None:
         self.blob.resume()
         self.queue.resume()
+
+    def accept(self, key: str) -> None:
+        """Let the account have another key, and no longer that of before. Only if it was made with one of its own."""
+        for part in (self.blob, self.queue):
+            part.accept(key)
 
     def turn(self, seconds: float) -> None:
         """Put both clocks forward. Only if it is turnable."""

@@ -95,7 +95,8 @@ def test_a_nats_without_login_is_told(url: str, code: str) -> None:
     ("secret", "code"), [("AccountKey=aHVzaA==", "azure-account-key"), ("SharedAccessSignature=sig=hush", "")]
 )
 def test_an_account_key_of_azure_is_told(secret: str, code: str) -> None:
-    fact = azure_login(connected(Secret(f"AccountName=mine;{secret}")))
+    address = connected(Secret(f"AccountName=mine;{secret}"))
+    fact = azure_login(address, address.login)
     assert (fact.code if fact.advice else "") == code
 
 

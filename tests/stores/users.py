@@ -10,15 +10,19 @@ from redis import asyncio as aioredis
 import tenure
 from tenure._backends import postgres
 from tests.docs.pages import commands
-from tests.servers import Etcd, Kubernetes, Nats, Postgres, RabbitMQ, Redis, ZooKeeper
+from tests.servers import Azurite, Etcd, Kubernetes, Nats, Postgres, RabbitMQ, Redis, ZooKeeper
 from tests.servers.rabbitmq import US
 from tests.stores.postgres.migrated import native
 
-PASSWORDS = {"first": "hush1first", "second": "hush2second"}
+PASSWORDS = {"first": "hush1firstly", "second": "hush2second"}
+"""That of the first could be a key: it is base64."""
 
 
 class Logins:
     """A server whose users come and go."""
+
+    user: str = "first"
+    """That of a login; empty if the server knows none."""
 
     def __init__(self, server: Any) -> None:
         self.server = server
@@ -162,6 +166,21 @@ class OfKubernetes(Logins):
         await asyncio.to_thread(self.server.set, tokens={password: user})
 
 
+class OfAzure(Logins):
+    """The one account, with its key. A signature by the key of before ends, too."""
+
+    user = ""
+
+    async def make(self, user: str) -> None:
+        await self.replace(user, PASSWORDS[user])
+
+    async def end(self, user: str) -> None:
+        """The account stays."""
+
+    async def replace(self, user: str, password: str) -> None:
+        await asyncio.to_thread(self.server.accept, password)
+
+
 KINDS: dict[str, tuple[Any, dict[str, Any], type[Logins]]] = {
     "etcd": (Etcd, {}, OfEtcd),
     "nats": (Nats, {"password": "r00t"}, OfNats),
@@ -172,6 +191,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any], type[Logins]]] = {
 """Servers to which users can be added while they run."""
 
 OF_ONE_USER: dict[str, tuple[Any, dict[str, Any], type[Logins]]] = {
+    "azure": (Azurite, {"key": PASSWORDS["first"]}, OfAzure),
     "kubernetes": (Kubernetes, {"tokens": {PASSWORDS["first"]: "first"}}, OfKubernetes),
     "zookeeper": (ZooKeeper, {"login": ("first", PASSWORDS["first"]), "needs_login": True}, OfZooKeeper),
 }
@@ -188,11 +208,11 @@ class Passwords:
 
     async def credentials(self) -> tenure.Credentials:
         self.asked += 1
-        return tenure.Credentials(self.known[-1], user="first")
+        return tenure.Credentials(self.known[-1], user=self._logins.user)
 
     async def replace(self, number: int) -> None:
         """Replace the password: by turns first on the server, and first here."""
-        new = f"hush{number}next"
+        new = f"hush{number:04}next"
         if number % 2:
             self.known.append(new)
             await self._logins.replace("first", new)

@@ -9,7 +9,9 @@ from tenure._backends.azure_storage.client import Account
 from tenure._backends.azure_storage.diagnosis import diagnose
 from tenure._backends.azure_storage.fence import Fence
 from tenure._backends.azure_storage.leases import FOREIGN_HOLDER, TRAITS, AzureLeases, lease_id
+from tenure._backends.azure_storage.login import require_login
 from tenure._backends.azure_storage.queue import QUEUE_TRAITS, AzureBroker
+from tenure._logins import Source, logins_of
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.closing import close_in_order
@@ -29,14 +31,16 @@ __all__ = [
 ]
 
 
-def open(url: Url, *, clock: Clock | None = None) -> AzureBackend:
+def open(url: Url, *, clock: Clock | None = None, credentials: Source | None = None) -> AzureBackend:
     """Open the account that *url* names; the first request connects.
 
     Raises:
         ConfigError: The address can't be read, or an option is unknown or doesn't fit.
     """
-    address, options = address_of(url)
-    blobs, queues = Account(url, address, options), Account(url, address, options)
+    address, options = address_of(url, given=credentials)
+    secret = "a signature" if address.sas else next((f"{one}=" for one in options.secrets), "")
+    logins = logins_of(url, options, credentials, user=None, password=None, login_file=secret, check=require_login)
+    blobs, queues = Account(url, address, options, logins), Account(url, address, options, logins)
     return AzureBackend(blobs, queues, clock or SystemClock())
 
 
@@ -46,6 +50,7 @@ class AzureBackend:
     def __init__(self, blobs: Account, queues: Account, clock: Clock) -> None:
         self._account = blobs
         self._queues = queues
+        self.warnings: Sequence[Fact] = blobs.logins.warnings
         self.leases: AzureLeases = AzureLeases(blobs)
         self.broker: AzureBroker = AzureBroker(queues, clock)
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from tenure._azure_emulators import may_be_emulator
+from tenure._logins import PasswordOptions, Source, names_source
 from tenure._secret import Secret
 from tenure._url import Url, is_loopback, require_host, secret_in
 from tenure.errors import ConfigError
@@ -29,8 +30,8 @@ _SAS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The query of an ``azure:`` or ``azurite:`` URL.
+class Options(PasswordOptions):
+    """The query of an ``azure:`` or ``azurite:`` URL. The password is the account's key, or a signature.
 
     Args:
         container: The container of the lease blobs.
@@ -58,16 +59,23 @@ class Options:
             )
         if not 0.1 <= self.timeout <= 60.0:
             raise ConfigError(f"timeout must be from 0.1 to 60 seconds, not {self.timeout:g}; try timeout=5")
-        secrets = [name for name in ("connection_string_env", "key_env", "sas_env") if getattr(self, name)]
-        if len(secrets) > 1:
-            raise ConfigError(f"{' and '.join(secrets)} can't both be given; keep one of them")
+        if len(self.secrets) > 1:
+            raise ConfigError(f"{' and '.join(self.secrets)} can't both be given; keep one of them")
         if self.queue_port is not None and not 0 < self.queue_port < 65_536:
             raise ConfigError(f"queue_port must be a port, not {self.queue_port}")
+
+    @property
+    def secrets(self) -> list[str]:
+        """The options that name a variable with a secret."""
+        return [name for name in ("connection_string_env", "key_env", "sas_env") if getattr(self, name)]
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The two services of an account, and the key or the signature; with neither, the identity of the process."""
+    """The two services of an account, and the key or the signature; with neither, the identity of the process.
+
+    Unless the login comes from elsewhere: see :mod:`tenure._backends.azure_storage.login`.
+    """
 
     account: str
     blobs: str
@@ -87,8 +95,10 @@ class Address:
         return "account key" if self.key else "shared access signature" if self.sas else "identity"
 
 
-def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) -> tuple[Address, Options]:
-    """Return the account that *url* names, and the options.
+def address_of(
+    url: Url, env: Mapping[str, str] = MappingProxyType(os.environ), *, given: Source | None = None
+) -> tuple[Address, Options]:
+    """Return the account that *url* names, and the options. With a login from elsewhere, it has none.
 
     Raises:
         ConfigError: It names no account, an option doesn't fit, or a variable of the environment isn't set.
@@ -100,14 +110,18 @@ def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) 
         raise ConfigError(f"{url} must have no login; write azure://ACCOUNT, and see the page on secrets of an account")
     if url.path not in ("", "/"):
         raise ConfigError(f"{url} has a path, which azure: doesn't use; did you mean ?container=…?")
+    has_source = names_source(options, given)
     if url.scheme == "azurite":
-        return _azurite(url, options), options
+        found = _azurite(url, options)
+        return replace(found, key=None) if has_source else found, options
     if options.queue_port is not None:
         raise ConfigError("queue_port is for azurite:// only; an account has a host name of its own for its queues")
     if signature:
         written = url.written.reveal().partition("?")[2].split("&")
         sas = "&".join(part for part in written if part.partition("=")[0] in signature)
         return replace(_account(url, url.hosts, options), sas=Secret(sas)), options
+    if has_source:  # the secrets of the environment are for others
+        return _account(url, url.hosts or env.get("AZURE_STORAGE_ACCOUNT", ""), options), options
     return _with_secret(url, options, env), options
 
 

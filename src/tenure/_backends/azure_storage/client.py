@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
 
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import (
@@ -27,7 +26,16 @@ from azure.storage.blob.aio import BlobServiceClient, ContainerClient
 from azure.storage.queue.aio import QueueServiceClient
 
 from tenure._backends.azure_storage.address import Address, Options
+from tenure._backends.azure_storage.login import (
+    ChangingLogin,
+    Kind,
+    LoginKindChanged,
+    SigningPolicy,
+    kind_of,
+    signature_in,
+)
 from tenure._connect_failures import Target
+from tenure._logins import Logins
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.on_loop import on_loop
@@ -156,48 +164,116 @@ async def unless_refused(request: Awaitable[T], *codes: str) -> T | Refused:
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The clients of both services; of each that the address names."""
+
+    blobs: BlobServiceClient | None
+    queues: QueueServiceClient | None
+
+    @classmethod
+    def of(cls, address: Address, settings: Mapping[str, Any]) -> Services:
+        """Return clients with these *settings*."""
+        return cls(
+            BlobServiceClient(address.blobs, **settings) if address.blobs else None,
+            QueueServiceClient(address.queues, **settings) if address.queues else None,
+        )
+
+    @classmethod
+    def signing(cls, address: Address, settings: Mapping[str, Any], login: ChangingLogin, secret: Secret) -> Services:
+        """Return clients that sign with logins of the kind of *secret*."""
+        kind, made = kind_of(secret), list[Any]()
+        sas = AzureSasCredential("none yet")
+        key = AzureNamedKeyCredential(address.account, secret.reveal())
+
+        def use(newest: Secret) -> bool:
+            if kind_of(newest) != kind:
+                return False
+            if kind == "shared access signature":
+                sas.update(newest.reveal().lstrip("?"))
+            for one in made if kind == "account key" else ():
+                one.credential.account_key = newest.reveal()  # the client reads it for each request
+            return True
+
+        def signed() -> dict[str, Any]:
+            return {
+                **settings,
+                "credential": key if kind == "account key" else sas,
+                "retry_policy": SigningPolicy(login, use),  # each client needs one of its own
+            }
+
+        blobs = BlobServiceClient(address.blobs, **signed()) if address.blobs else None
+        queues = QueueServiceClient(address.queues, **signed()) if address.queues else None
+        made += [one for one in (blobs, queues) if one is not None]
+        return cls(blobs, queues)
+
+
 class LoopConnections:
     """The clients of one loop, and the credential they share."""
 
-    def __init__(self, address: Address, options: Options) -> None:
-        self._credential, self._identity = _credential(address)
-        self._quotable: tuple[Secret | None, ...] = (address.key, _signature_in(address.sas))
+    def __init__(self, address: Address, options: Options, logins: Logins) -> None:
+        self._address = address
+        self._quotable: tuple[Secret | None, ...] = (address.key, signature_in(address.sas))
         hide(*self._quotable)
-        settings: dict[str, Any] = {
-            "credential": self._credential,
+        self._settings: dict[str, Any] = {
             # The callers retry: the client's own retries take longer than a lease.
             "retry_total": 0,
             "permit_redirects": False,  # only the servers that the URL names are asked, and never without its TLS
             "connection_timeout": options.timeout + 1.0,  # only if our own limit fails
             "read_timeout": options.timeout + 1.0,
         }
-        self._blobs = BlobServiceClient(address.blobs, **settings) if address.blobs else None
-        self._queues = QueueServiceClient(address.queues, **settings) if address.queues else None
         self._container = options.container
+        self._identity: Any = None
+        self._login = None if logins.is_fixed else ChangingLogin(logins)
+        self._made: dict[Kind | None, Services] = {}
+        """By the kind of their login; without one, if that is fixed."""
+        self._kind: Kind | None = None
+        if logins.is_fixed:
+            credential, self._identity = _credential(address)
+            self._made[None] = Services.of(address, {**self._settings, "credential": credential})
+
+    async def prepare(self) -> None:
+        """Make clients for the login that there is now.
+
+        Raises:
+            Unavailable, ConfigError: There is none.
+        """
+        if self._login is None or (secret := (await self._login.now()).password) is None:
+            return
+        self._kind = kind_of(secret)
+        if self._kind not in self._made:
+            self._made[self._kind] = Services.signing(self._address, self._settings, self._login, secret)
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of the login, if that changes."""
+        return self._kind
 
     @property
     def container(self) -> ContainerClient:
         """The container of the lease blobs."""
-        if self._blobs is None:
+        blobs = self._made[self._kind].blobs
+        if blobs is None:
             raise ConfigError("the connection string names no BlobEndpoint, which leases and schedules need")
-        return self._blobs.get_container_client(self._container)
+        return blobs.get_container_client(self._container)
 
     @property
     def has_blobs(self) -> bool:
         """Whether the address has blobs."""
-        return self._blobs is not None
+        return bool(self._address.blobs)
 
     @property
     def queues(self) -> QueueServiceClient:
         """The account's queues."""
-        if self._queues is None:
+        queues = self._made[self._kind].queues
+        if queues is None:
             raise ConfigError("the connection string names no QueueEndpoint, which queues need")
-        return self._queues
+        return queues
 
     async def close(self) -> None:
         """Close every connection."""
-        parts = [one for one in (self._blobs, self._queues, self._identity) if one is not None]
-        await close_in_order(*(partial(_close, one) for one in parts))
+        parts = [one for services in self._made.values() for one in (services.blobs, services.queues)]
+        await close_in_order(*(partial(_close, one) for one in (*parts, self._identity) if one is not None))
 
 
 async def _close(part: Any) -> None:
@@ -208,8 +284,9 @@ async def _close(part: Any) -> None:
 class Account:
     """An account in use: connections for each loop that uses it."""
 
-    def __init__(self, url: Url, address: Address, options: Options) -> None:
+    def __init__(self, url: Url, address: Address, options: Options, logins: Logins) -> None:
         self.url: Url = url
+        self.logins: Logins = logins
         self.options: Options = options
         self.address: Address = address
         self._connections: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
@@ -234,9 +311,17 @@ class Account:
         limit = asyncio.timeout(within)
         try:
             async with limit:
+                await connections.prepare()
                 answer = await request(connections)
+        except LoginKindChanged:
+            raise Unavailable(
+                f"{self.logins.source} has changed from a key to a signature, or back; ask again: the next request is "
+                "signed by the new one"
+            ) from None
         except (AzureError, OSError) as error:  # a TimeoutError is an OSError
             if limit.expired():
+                if (slow := self.logins.unanswered(within)) is not None:
+                    raise slow from None
                 self._retire(connections)  # if one connection is silent, the others may be, too
             found = translate(
                 error,
@@ -247,9 +332,21 @@ class Account:
                 timeout=self.options.timeout,
             )
             # Errors of aiohttp quote the URL of the request, and a signature is a part of that.
-            raise found from (error if self.address.sas is None else None)
+            raise found from (error if self.address.sas is None and self.logins.is_fixed else None)
         self._worked = True
         return answer
+
+    async def login_kind(self) -> str:
+        """Return the kind of the login that there is now.
+
+        Raises:
+            Unavailable, ConfigError: There is none.
+        """
+
+        async def prepared(connections: LoopConnections) -> str:
+            return connections.kind or self.address.login
+
+        return await self.run(prepared)
 
     async def run_all(
         self, requests: Sequence[Callable[[LoopConnections], Coroutine[Any, Any, T]]], *, within: float | None = None
@@ -311,7 +408,7 @@ class Account:
         if connections is None:
             for old in [one for one in self._connections if one.is_closed()]:
                 del self._connections[old]
-            connections = self._connections[loop] = LoopConnections(self.address, self.options)
+            connections = self._connections[loop] = LoopConnections(self.address, self.options, self.logins)
         return connections
 
     def _retire(self, connections: LoopConnections) -> None:
@@ -337,12 +434,6 @@ def _credential(address: Address) -> tuple[Any, Any]:
 
     identity = DefaultAzureCredential()
     return SharedLogin(identity), identity
-
-
-def _signature_in(sas: Secret | None) -> Secret | None:
-    """Return the value of ``sig``, which is the secret in a shared access signature."""
-    found = parse_qs(sas.reveal()).get("sig") if sas is not None else None
-    return Secret(found[0]) if found else None
 
 
 class SharedLogin:

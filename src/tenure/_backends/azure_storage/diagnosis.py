@@ -25,17 +25,17 @@ async def diagnose(account: Account, leases: AzureLeases, broker: AzureBroker) -
     return [
         Fact("account", address.account, emulator * is_local, "azure-emulator"),
         tls_fact("certificate and name" if all(one.scheme == "https" for one in places) else None, hosts),
-        _login(address),
+        _login(address, await account.login_kind(), account.logins.source),
         Fact("container", f"{options.container}; names in it: {len(await leases.names())}"),
         await _queues(broker),
         Fact("polling", "Azure sends no hints", polling, "no-hints"),
     ]
 
 
-def _login(address: Address) -> Fact:
+def _login(address: Address, kind: str, source: str = "") -> Fact:
     advice = "a key gives access to the whole account; an identity with two roles (azure://ACCOUNT) is enough"
-    is_safe = address.account == DEVELOPMENT_ACCOUNT or address.key is None
-    return Fact("login", address.login, "" if is_safe else advice, "azure-account-key")
+    is_safe = address.account == DEVELOPMENT_ACCOUNT or kind != "account key"
+    return Fact("login", f"{kind}, from {source}" if source else kind, "" if is_safe else advice, "azure-account-key")
 
 
 async def _queues(broker: AzureBroker) -> Fact:
