@@ -559,7 +559,6 @@ WITHOUT_PASSWORDS: Mapping[str, str] = MappingProxyType(
         "kubernetes": "it reads its token again by itself, and runs the credential command of a kubeconfig",
         "memory": "it has no login",
         "peers": "its members know each other by key_file=",
-        "servicebus": "without a signature, it logs in by Entra ID, and renews that by itself",
         "sqlite": "it has no login",
     }
 )

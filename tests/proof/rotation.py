@@ -2,7 +2,8 @@
 
 A proxy speaks TLS for a server that asks for a password or a token. Two backends of each store log in, one with that in
 a file, and one with that of a function or a command: a leader and a candidate that stands by, and a consumer and a
-sender. Azure's have no certificate of ours: one has the key of its account, and one a signature that this key has made.
+sender. Azure's services have no certificate of ours. One backend of Azure Storage has the key of the account, and one
+signatures that this key has made, which end by themselves, too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from azure.storage.blob import AccountSasPermissions, ResourceTypes, Services, generate_account_sas
 
 import tenure
+from tenure._credentials import AskCredentials
 from tenure.events import Event, LockEnded, Renewed, TermEnding
 from tests.durations import until
 from tests.proof.state import Part
@@ -47,15 +49,21 @@ AGAIN = "make proof ARGS='--rotation SECONDS' with a new --state"
 
 _FILES = "ca={ca}&cert={cert}&key={key}"
 URLS: dict[str, tuple[str, Protocol | None]] = {
-    "azure": ("azurite://127.0.0.1:{port}?queue_port={queue_port}", None),
+    "azure": ("azurite://127.0.0.1:{server.blob.port}?queue_port={server.queue.port}", None),
     "etcd": (f"etcds://first@{{at}}/?{_FILES}", "tls"),
     "kubernetes": ("", "tls"),  # its kubeconfigs say it
     "nats": (f"nats://first@{{at}}/?{_FILES}", "nats"),
     "postgresql": ("postgresql://first@{at}/postgres?sslrootcert={ca}&sslcert={cert}&sslkey={key}", "postgres"),
     "rabbitmq": (f"amqps://first@{{at}}/{VHOST}?{_FILES}", "tls"),
     "redis": (f"rediss://first@{{at}}/0?{_FILES}", "tls"),
+    "servicebus": (
+        "servicebus://first@127.0.0.1:{server.port}?emulator=yes&admin_port={server.admin_port}&create=yes",
+        None,
+    ),
     "zookeeper": (f"zookeeper://first@{{at}}/?auth=sasl&tls=yes&{_FILES}", "tls"),
 }
+WITHOUT_ELECTIONS = frozenset({"rabbitmq", "servicebus"})
+"""Services whose look-alike has no TLS, and which take no certificate of ours: it ends the links instead."""
 WITHOUT_QUEUES = frozenset({"etcd", "kubernetes", "zookeeper"})
 CLOSES_LOCKS = frozenset({"rabbitmq"})
 """Stores in which a lock ends with the connection: its message is delivered again."""
@@ -115,7 +123,7 @@ class Rotated:
         return sum(isinstance(event, Renewed) for event in self.events)
 
     def _goes_on(self, renewed: int, handled: int) -> bool:
-        leads = self.name == "rabbitmq" or self._renewed() > renewed + 1
+        leads = self.name in WITHOUT_ELECTIONS or self._renewed() > renewed + 1
         return leads and (self.name in WITHOUT_QUEUES or len(self.handled) > handled + 3)
 
     async def lead(self, backend: tenure.Backend) -> None:
@@ -212,22 +220,20 @@ async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
     store.renew_certificates()
     note = store.events.append
     store.write_password()
-    at, patience = f"127.0.0.1:{proxy.port if proxy else ''}", f"&timeout={ANSWERED_WITHIN:g}"
-    if name == "azure":
-        url = url.format(port=server.blob.port, queue_port=server.queue.port) + patience
-        first = tenure.connect(f"{url}&password_file={store.password_file}", on_event=note)
-        second = tenure.connect(url, credentials=lambda: signature(store.passwords.known[-1]), on_event=note)
-    elif name == "kubernetes":
+    at = f"127.0.0.1:{proxy.port}" if proxy else ""
+    url = f"{url.format(at=at, server=server, **files.names)}&timeout={ANSWERED_WITHIN:g}"
+    by_file, ask = f"{url}&password_file={store.password_file}", store.passwords.credentials
+    by_function: AskCredentials = (lambda: signature(store.passwords.known[-1])) if name == "azure" else ask
+    if name == "kubernetes":
         configs = _write_kubeconfigs(folder, at, store)
-        first, second = (tenure.connect(f"kubernetes://?kubeconfig={one}{patience}", on_event=note) for one in configs)
+        first, second = (tenure.connect(f"kubernetes://?kubeconfig={one}{url}", on_event=note) for one in configs)
     else:
-        url = url.format(at=at, **files.names) + patience
-        first = tenure.connect(f"{url}&password_file={store.password_file}", on_event=note)
-        second = tenure.connect(url, credentials=store.passwords.credentials, on_event=note)
+        first = tenure.connect(by_file, on_event=note)
+        second = tenure.connect(url, credentials=by_function, on_event=note)
     await stack.enter_async_context(first)
     await stack.enter_async_context(second)
     tasks = []
-    if name != "rabbitmq":
+    if name not in WITHOUT_ELECTIONS:
         tasks.append(asyncio.create_task(store.lead(first)))
         await until(lambda: store.terms, what=f"a leader on {name}")
         tasks.append(asyncio.create_task(store.lead(second)))
@@ -243,7 +249,7 @@ async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
 
 
 def signature(key: str) -> tenure.Credentials:
-    """Return a signature for an account with this key, which ends by itself, too."""
+    """Return a signature for an account with this key."""
     rights = {"read", "write", "delete", "list", "add", "create", "update", "process"}
     ends = datetime.now(UTC) + timedelta(seconds=SIGNED_FOR)
     made = generate_account_sas(

@@ -17,6 +17,8 @@ from tests.servers.servicebus_entities import DEAD, SUBSCRIPTIONS, Namespace, Re
 NS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 COUNTS = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
 ATOM = "http://www.w3.org/2005/Atom"
+KEYS: dict[str, tuple[str, str]] = {}
+"""The keys of policies that tests have set, and their rights; here, as the service runs as ``__main__``."""
 
 
 class Served(Protocol):

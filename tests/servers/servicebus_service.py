@@ -40,7 +40,7 @@ from proton.handlers import EndpointStateHandler, MessagingHandler
 from proton.reactor import ApplicationEvent, Container, EventInjector
 
 from tests.servers.servicebus_entities import DEAD, Entity, Ledger, Namespace, Refusal
-from tests.servers.servicebus_http import serve
+from tests.servers.servicebus_http import KEYS, serve
 from tests.servers.servicebus_wire import content_of, encoded, require_room, token_tag, unbatched
 
 VENDOR = "com.microsoft:"
@@ -82,12 +82,19 @@ class Clock:
 
 def rights_of(token: str) -> str | None:
     """Return the rights that a shared access signature gives; None if it is wrong."""
-    parts = dict(part.split("=", 1) for part in token.removeprefix("SharedAccessSignature ").split("&") if "=" in part)
+    parts = _parts_of(token)
     policy, audience, expiry = parts.get("skn", ""), parts.get("sr", ""), parts.get("se", "")
-    signed = hmac.new(KEY.encode(), f"{audience}\n{expiry}".encode(), sha256).digest()
+    key, rights = KEYS.get(policy) or (KEY, POLICIES.get(policy))
+    if not expiry.isdigit() or int(expiry) <= time.time():
+        return None
+    signed = hmac.new(key.encode(), f"{audience}\n{expiry}".encode(), sha256).digest()
     if urllib.parse.unquote(parts.get("sig", "")) != b64encode(signed).decode():
         return None
-    return POLICIES.get(policy)
+    return rights
+
+
+def _parts_of(token: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in token.removeprefix("SharedAccessSignature ").split("&") if "=" in part)
 
 
 class Endpoints(EndpointStateHandler):
@@ -111,6 +118,7 @@ class Service(MessagingHandler):
         self.namespace = Namespace(self.ledger)
         self.clock = Clock(folder)
         self.rights: dict[tuple[Any, str], str] = {}  # by connection, and the path that a login is for
+        self.policies: dict[tuple[Any, str], str] = {}  # which has signed that login
         self._receivers: dict[str, list[Link]] = {}  # our sending links, by entity
         self._replies: dict[tuple[Any, str], Link] = {}
         self._refused: list[tuple[Link, Condition]] = []
@@ -199,7 +207,7 @@ class Service(MessagingHandler):
         if connection is None:
             return
         self._connections.discard(connection)
-        for known in (self.rights, self._replies):
+        for known in (self.rights, self.policies, self._replies):
             for key in [key for key in known if key[0] == connection]:
                 del known[key]
         link = connection.link_head(0)
@@ -494,6 +502,7 @@ class Service(MessagingHandler):
                 status, text = 404, f"The messaging entity '{audience}' could not be found."
             else:
                 self.rights[connection, path] = rights
+                self.policies[connection, path] = _parts_of(str(request.body)).get("skn", "")
             answer.properties = {"status-code": int32(status), "status-description": text}
         else:
             try:
@@ -602,7 +611,25 @@ class Service(MessagingHandler):
             connection.condition = condition_of(Refusal("amqp:connection:forced", text))
             connection.close()
 
+    def _end_logins(self, policy: str) -> None:
+        """Detach every link whose token the key of *policy* has signed that was replaced."""
+        ended = {at for at, signer in self.policies.items() if signer == policy}
+        for at in ended:
+            del self.rights[at], self.policies[at]
+        for connection in list(self._connections):
+            link = connection.link_head(0)
+            while link:
+                following = link.next(0)
+                node = getattr(link, "node", "$cbs").removesuffix("/$management")
+                if (connection, node) in ended and link.state & Link.LOCAL_ACTIVE:
+                    self._drop(link)
+                    link.entity = None
+                    link.condition = Condition("amqp:unauthorized-access", "The key of the token was replaced.")
+                    link.close()
+                link = following
+
     def _reset(self) -> None:
+        KEYS.clear()
         self._close_all("The namespace was emptied.")
         for link in [link for links in self._receivers.values() for link in links]:
             self._drop(link)
@@ -619,6 +646,10 @@ class Service(MessagingHandler):
         match what:
             case "reset":  # as a new namespace, without entities, connections and faults
                 self._reset()
+            case "keys":  # POLICY=KEY: its key is replaced, and links end that were attached with the one before
+                policy, _, key = value.partition("=")
+                KEYS[policy] = (key, "manage send listen")
+                self._end_logins(policy)
             case "full":
                 self.namespace.is_full = value == "1"
             case "revoke":  # rights, for a while: links are detached, and new ones refused

@@ -12,6 +12,7 @@ from tenure._backends import postgres
 from tests.docs.pages import commands
 from tests.servers import Azurite, Etcd, Kubernetes, Nats, Postgres, RabbitMQ, Redis, ZooKeeper
 from tests.servers.rabbitmq import US
+from tests.servers.servicebus import ServiceBus
 from tests.stores.postgres.migrated import native
 
 PASSWORDS = {"first": "hush1firstly", "second": "hush2second"}
@@ -159,6 +160,17 @@ class OfZooKeeper(Logins):
         await asyncio.to_thread(self.server.start)
 
 
+class OfServiceBus(Logins):
+    """A policy of a namespace, which replaces its key."""
+
+    def __init__(self, server: Any) -> None:
+        super().__init__(server)
+        server.control("keys", f"first={PASSWORDS['first']}")
+
+    async def replace(self, user: str, password: str) -> None:
+        await asyncio.to_thread(self.server.control, "keys", f"{user}={password}")
+
+
 class OfKubernetes(Logins):
     """Users with one token each."""
 
@@ -193,6 +205,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any], type[Logins]]] = {
 OF_ONE_USER: dict[str, tuple[Any, dict[str, Any], type[Logins]]] = {
     "azure": (Azurite, {"key": PASSWORDS["first"]}, OfAzure),
     "kubernetes": (Kubernetes, {"tokens": {PASSWORDS["first"]: "first"}}, OfKubernetes),
+    "servicebus": (ServiceBus, {}, OfServiceBus),
     "zookeeper": (ZooKeeper, {"login": ("first", PASSWORDS["first"]), "needs_login": True}, OfZooKeeper),
 }
 """Servers that begin with the first user, and get no other."""

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from urllib.parse import parse_qs
 
 from tenure._azure_emulators import may_be_emulator
+from tenure._logins import PasswordOptions, Source, names_source
 from tenure._secret import Secret
 from tenure._url import Url, require_host, secret_in
 from tenure.errors import ConfigError
@@ -25,7 +26,7 @@ EMULATOR_KEY = "SAS_KEY_VALUE"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PasswordOptions):
     """The query of a ``servicebus:`` URL.
 
     Args:
@@ -71,6 +72,8 @@ class Address:
     """The name of the shared access policy."""
     key: Secret | None = None
     """The key that is in the connection string, or the secret part of the signature."""
+    has_source: bool = False
+    """Whether keys or signatures come from elsewhere than the URL and the environment."""
 
     @property
     def name(self) -> str:
@@ -81,13 +84,17 @@ class Address:
     @property
     def login(self) -> str:
         """The kind of its credential."""
+        if self.has_source:
+            return f"policy {self.policy}" if self.policy else "shared access signature, or policy"
         if self.connection_string is None:
             return "identity"
         return f"policy {self.policy}" if self.policy else "shared access signature"
 
 
-def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) -> tuple[Address, Options]:
-    """Return the namespace that *url* names, and the options.
+def address_of(
+    url: Url, env: Mapping[str, str] = MappingProxyType(os.environ), given: Source | None = None
+) -> tuple[Address, Options]:
+    """Return the namespace that *url* names, and the options; *given* are credentials of the caller.
 
     Raises:
         ConfigError: It names no namespace, an option doesn't fit, or a variable of the environment isn't set.
@@ -95,8 +102,26 @@ def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) 
     options = url.options(Options)
     if url.path not in ("", "/"):
         raise ConfigError(f"{url} has a path, which servicebus: doesn't use; name the queue in backend.queue(…)")
-    if url.user is not None:
+    has_source = names_source(options, given)
+    if has_source and options.connection_string_env:
+        raise ConfigError(
+            f"{url} is given connection_string_env= beside credentials=, password_file= or password_command=; leave "
+            "out all but one"
+        )
+    if (url.user is not None and not has_source) or url.password is not None:
         raise ConfigError(f"{url} must have no login; put a connection string into the environment variable {VARIABLE}")
+    policy = url.user.reveal() if url.user is not None else None
+    if has_source:
+        if not options.emulator:
+            return Address(_host(url, options), policy=policy, has_source=True), options
+        host = url.hosts or "127.0.0.1"
+        found = Address(host, None, True, policy, has_source=True)
+        if not may_be_emulator(found.name, has_known_key=False):
+            raise ConfigError(
+                f"{host} is to be asked without TLS, as an emulator, and anybody on the way could read a signature; "
+                "remove emulator=yes (only a host of a private network may be an emulator)"
+            )
+        return found, options
     if options.emulator:
         host = url.hosts or "127.0.0.1"
         key = f"SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey={EMULATOR_KEY}"

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceExistsError, ResourceNotFoundError
 from azure.core.pipeline.transport import AioHttpTransport
@@ -15,10 +16,12 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from tenure._backends.servicebus.address import connected
 from tenure._backends.servicebus.client import Namespace
+from tenure._backends.servicebus.login import Signer
 from tenure._backends.servicebus.names import Path
+from tenure._logins import Login
 from tenure._runtime.remote_clock import RemoteClock
 from tenure._secret import Secret
-from tenure.errors import Unavailable
+from tenure.errors import TenureError, Unavailable
 
 T = TypeVar("T")
 
@@ -213,7 +216,7 @@ class Administration:
         """
         try:
             return await answer
-        except (AzureError, OSError):
+        except (AzureError, OSError, TenureError):
             raise
         except Exception as error:
             if isinstance(error, passed) or self._namespace.is_closed:  # closed, it fails with anything
@@ -229,9 +232,14 @@ class Administration:
                 "retry_total": 0,
                 "permit_redirects": False,  # only the servers that the URL names are asked, and never without its TLS
                 "read_timeout": options.timeout + 1.0,
-                "transport": _Transport(self._learn, is_plain=address.emulator),
+                "transport": _Transport(self._learn, is_plain=address.emulator, signer=self._namespace.signer),
             }
-            if address.connection_string is None:
+            signer = self._namespace.signer
+            if signer is not None:
+                host = f"{address.host.partition(':')[0]}:{options.admin_port}" if address.emulator else address.host
+                # The transport writes the login of each request.
+                self._client = ServiceBusAdministrationClient(host, cast(Any, signer), **settings)
+            elif address.connection_string is None:
                 self._client = ServiceBusAdministrationClient(address.host, self._namespace.credential, **settings)
             elif address.emulator:
                 host, _, _ = address.host.partition(":")
@@ -257,17 +265,32 @@ class Administration:
 class _Transport(AioHttpTransport):
     """Tells *learn* of each answer; *is_plain*: without TLS, as the emulator speaks. The library knows https only."""
 
-    def __init__(self, learn: Callable[[Any], None], *, is_plain: bool) -> None:
+    def __init__(self, learn: Callable[[Any], None], *, is_plain: bool, signer: Signer | None) -> None:
         super().__init__()
         self._learn = learn
         self._is_plain = is_plain
+        self._signer = signer
 
     async def send(self, request: Any, **options: Any) -> Any:
         if self._is_plain:
             request.url = request.url.replace("https://", "http://", 1)
-        answer = await super().send(request, **options)
+        if (signer := self._signer) is None:
+            answer = await super().send(request, **options)
+        else:
+            login = await signer.logins.login()
+            answer = await self._send_signed(request, signer, login, options)
+            if answer.status_code == 401:
+                signer.logins.refused(login)
+                newer = await signer.logins.login()
+                if not newer.is_same(login):
+                    answer = await self._send_signed(request, signer, newer, options)
         self._learn(answer.headers)
         return answer
+
+    async def _send_signed(self, request: Any, signer: Signer, login: Login, options: dict[str, Any]) -> Any:
+        address = urlsplit(request.url)
+        request.headers["Authorization"] = signer.signed(f"https://{address.netloc}", login).token
+        return await super().send(request, **options)
 
 
 def _entity(path: Path, found: Any) -> Entity:

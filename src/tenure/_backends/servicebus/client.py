@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from azure.core.exceptions import (
     AzureError,
@@ -36,8 +36,10 @@ from tenure._backends.servicebus.driver import (
 from tenure._backends.servicebus.io_thread import IoThread
 from tenure._backends.servicebus.library import Wire, check_library
 from tenure._backends.servicebus.links import ReceiveLink, SendLink
+from tenure._backends.servicebus.login import Signer, link_login
 from tenure._backends.servicebus.names import Path
 from tenure._connect_failures import Target
+from tenure._logins import Login, Logins, Source, logins_of
 from tenure._redaction import redacted, redacting
 from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_in_order, close_together
@@ -59,6 +61,7 @@ GONE = LOST | {NOT_FOUND}
 NO_SESSION = frozenset(["com.microsoft:session-cannot-be-locked", "com.microsoft:timeout"])
 
 NO_RIGHTS = frozenset(["amqp:unauthorized-access", "com.microsoft:auth-failed", "status 401", "status 403"])
+LOGIN_REFUSED = frozenset(["amqp:unauthorized-access", "com.microsoft:auth-failed"])
 _BUSY = frozenset(["com.microsoft:server-busy", "com.microsoft:timeout", "amqp:internal-error"])
 
 
@@ -138,8 +141,15 @@ def translate(
 class Namespace:
     """A namespace in use."""
 
-    def __init__(self, url: Url, address: Address, options: Options, clock: Clock) -> None:
+    def __init__(
+        self, url: Url, address: Address, options: Options, clock: Clock, credentials: Source | None = None
+    ) -> None:
         check_library()
+        self.logins: Logins = logins_of(url, options, credentials, user=address.policy, password=None)
+        self.signer: Signer | None = None
+        """Signs with what the caller's sources say; None: a connection string, or the process's identity, is used."""
+        if not self.logins.is_fixed:
+            self.signer = Signer(self.logins, url, emulator=address.emulator)
         self.url: Url = url
         self.address: Address = address
         self.options: Options = options
@@ -309,12 +319,25 @@ class Namespace:
         self, make: Callable[[], Any], wrap: Callable[..., L], wait: float = 0.0, *, linked: bool = True
     ) -> L:
         """Open a link, which the service may delay for *wait* seconds; or a connection without one."""
-        owner = make()
+
+        async def attach(login: Login) -> Any:
+            owner = make()
+            token = link_login.set(login if self.signer is not None else None)
+            try:
+                await Wire.attach(owner, linked=linked)
+            except TenureError:
+                raise
+            except Exception as error:
+                raise readable(error) from error
+            finally:
+                link_login.reset(token)
+            return owner
+
         try:
             async with asyncio.timeout(self.options.timeout + wait):
-                await Wire.attach(owner, linked=linked)
-        except Exception as error:
-            raise readable(error) from error
+                owner = await self.logins.let_in(attach, _is_login_refused)
+        except TimeoutError:
+            raise self.logins.unanswered(self.options.timeout) or TimeoutError() from None
         link = wrap(owner, self.clock.now)
         link.silence_max = max(link.silence_max, self.options.timeout)
         link.start()
@@ -337,7 +360,10 @@ class Namespace:
             settings: dict[str, Any] = {"retry_total": 0, "ssl_context": _tls(self.url, self.address)}
             text = self.address.connection_string
             hide(self.address.key)
-            if text is not None:
+            if self.signer is not None:
+                settings["use_tls"] = not self.address.emulator
+                self._client = ServiceBusClient(self.address.host, cast(Any, self.signer), **settings)
+            elif text is not None:
                 self._client = ServiceBusClient.from_connection_string(text.reveal(), **settings)
             else:
                 from azure.identity.aio import DefaultAzureCredential  # slow to import, and not needed with a secret
@@ -351,6 +377,10 @@ class Namespace:
         """The identity of the process, if that is used."""
         self._client_here()
         return self._identity
+
+
+def _is_login_refused(error: Exception) -> bool:
+    return isinstance(error, Refused) and error.condition in LOGIN_REFUSED
 
 
 async def _without_errors(act: Callable[[], Awaitable[object]]) -> None:

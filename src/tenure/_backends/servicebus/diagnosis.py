@@ -28,7 +28,9 @@ async def diagnose(namespace: Namespace, broker: ServiceBusBroker) -> Sequence[F
     facts = [
         Fact("namespace", address.host, is_emulator, "servicebus-emulator"),
         tls_fact(None if address.emulator else "certificate and name", [address.name]),
-        Fact("login", address.login),
+        Fact(
+            "login", f"{address.login} (from {namespace.logins.source})" if namespace.logins.source else address.login
+        ),
         Fact("library", f"azure-servicebus {INSTALLED}{_untested(INSTALLED)}"),
     ]
     if found is None:
