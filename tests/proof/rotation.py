@@ -3,7 +3,7 @@
 A proxy speaks TLS for a server that asks for a password or a token. Two backends of each store log in, one with that in
 a file, and one with that of a function or a command: a leader and a candidate that stands by, and a consumer and a
 sender. Azure's services have no certificate of ours. One backend of Azure Storage has the key of the account, and one
-signatures that this key has made, which end by themselves, too.
+signatures that this key has made, which end by themselves, too. A key of Service Bus ends the links that it let in.
 """
 
 from __future__ import annotations
