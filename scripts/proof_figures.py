@@ -75,6 +75,7 @@ PLANTS = {
     "tests/fuzz/test_fuzz.py": "decoders of what others wrote",
     "tests/unit/test_one_line.py": "loggers whose lines others could write",
     "tests/unit/test_foreign.py": "code that would run what was read",
+    "tests/stores/servicebus/test_logins.py": "logins of Service Bus",
 }
 """The files that have tests of planted bugs, and what has the bug in it."""
 
