@@ -24,7 +24,7 @@ import shlex
 import shutil
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -46,7 +46,6 @@ from tenure.errors import ConfigError, TenureError, Unavailable, in_words
 T = TypeVar("T")
 Answer: TypeAlias = Credentials | str | Secret
 """What a function of the caller may return."""
-Check: TypeAlias = Callable[[Credentials, str], None]
 
 RENEWED_AT = 0.75
 """The share of its time at which a login is replaced."""
@@ -117,6 +116,10 @@ class Login:
         return (self.user, self.password) == (other.user, other.password)
 
 
+Check: TypeAlias = Callable[[Login, str], Sequence[Secret]]
+"""Returns the parts of a login that servers may quote; raises ``ConfigError`` if it is none of this store's."""
+
+
 class _Kept(NamedTuple):
     """A login for the connections to come."""
 
@@ -142,7 +145,7 @@ class Logins:
         password: The password there.
         source: Where they come from instead; None: the URL.
         needs_user: The store, if it has no login without a user; for a message.
-        check: Raises ``ConfigError`` for an answer, from a source with this name, that the store can't take.
+        check: Called with each login, and the name of its source.
         warnings: About a file with the password.
     """
 
@@ -168,7 +171,7 @@ class Logins:
         self._refused_at = -math.inf
         self._is_used = False
         """Whether a connection was made since the last question."""
-        self._quotable: tuple[Secret, ...] = ()
+        self._quotable: tuple[tuple[Secret, ...], ...] = ()
         self._has_worked = False
 
     @property
@@ -295,8 +298,8 @@ class Logins:
         try:
             async with asyncio.timeout(ASK_MAX):
                 found = await source.ask()
-            if self._check is not None:
-                self._check(found, source.name)
+            user = found.user or self._fixed.user
+            parts = () if self._check is None else self._check(Login(user, found.secret), source.name)
         except TimeoutError:
             failure: TenureError = Unavailable(f"{source.name} gave no password within {ASK_MAX:g} s")
         except RuntimeError as error:  # the system gives no thread
@@ -304,8 +307,7 @@ class Logins:
         except TenureError as error:
             failure = error
         else:
-            self._note_quotable(found.secret)
-            user = found.user or self._fixed.user
+            self._note_quotable(found.secret, parts)
             if not user and self._needs_user is not None:
                 returned = "return tenure.Credentials(password, user=…), or " if isinstance(source, Given) else ""
                 raise self._lasting(
@@ -346,13 +348,45 @@ class Logins:
         kept = self._kept
         return kept.login if kept is not None and time.monotonic() < kept.login.ends_at < math.inf else None
 
-    def _note_quotable(self, secret: Secret) -> None:
-        hide(secret)
-        others = [one for one in self._quotable if one != secret]
-        self._quotable = (secret, *others[: QUOTABLE - 1])
+    def _note_quotable(self, secret: Secret, parts: Sequence[Secret]) -> None:
+        hide(secret, *parts)
+        others = [one for one in self._quotable if one[0] != secret]
+        self._quotable = ((secret, *parts), *others[: QUOTABLE - 1])
 
     def _lasting(self, text: str) -> TenureError:
         return lasting(text, worked=self._has_worked)
+
+
+class HeldLogin:
+    """One login for all requests of a loop, which have no connection that it could belong to.
+
+    It is used until it is refused, or one is there that lasts longer.
+    """
+
+    def __init__(self, logins: Logins) -> None:
+        self._logins = logins
+        self._login: Login | None = None
+        self._asking = asyncio.Lock()  # those that were refused together need one answer
+
+    async def now(self) -> Login:
+        """Return the login for a request that is sent now.
+
+        Raises:
+            Unavailable, ConfigError: There is none.
+        """
+        while (held := self._login) is None or self._logins.replaces(held):
+            async with self._asking:
+                if self._login is held:
+                    self._login = await self._logins.login()
+        return held
+
+    async def after(self, refused: Login) -> Login | None:
+        """Return the login for a request that was *refused* with this one; None if there is no other."""
+        if self._login is refused:  # else another request has asked for the next one
+            self._logins.refused(refused)
+            self._login = None
+        newer = await self.now()
+        return None if newer.is_same(refused) else newer
 
 
 def _again(login: Login, now: float) -> float:
@@ -392,7 +426,7 @@ def logins_of(
         password: The password in it.
         needs_user: Whether the store has no login without a user.
         login_file: The option that names a file with the whole login, if the URL has one.
-        check: Raises ``ConfigError`` for an answer that the store can't take; see :class:`Logins`.
+        check: Looks at each login that is not of the URL; see :class:`Logins`.
 
     Raises:
         ConfigError: There are two of them, a file can't be read, or a command can't be one.

@@ -56,6 +56,7 @@ STORES = {
     "nats://127.0.0.1:1/?cert={0}/server.pem&key={0}/server.key": ["key"],
     "postgresql://ann@127.0.0.1:1/db?password_file={0}/login": ["password_file"],
     "azure://account?password_file={0}/login": ["password_file"],
+    "servicebus://policy@namespace?password_file={0}/login": ["password_file"],
     "etcd://ann@127.0.0.1:1/?password_file={0}/login": ["password_file"],
     "zookeeper://ann@127.0.0.1:1/?password_file={0}/login": ["password_file"],
     "nats://127.0.0.1:1/?creds={0}/login": ["creds"],

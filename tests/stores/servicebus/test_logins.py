@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -14,8 +18,8 @@ pytest.importorskip("azure.servicebus")
 pytest.importorskip("proton")
 
 import tenure
-from tenure._backends.servicebus.login import Signer
-from tenure._logins import Login, Logins
+from tenure._backends.servicebus.login import Signer, check_login, signed
+from tenure._logins import Login, Logins, PasswordOptions, logins_of
 from tenure._secret import Secret
 from tenure.errors import ConfigError
 from tests.durations import stretched
@@ -75,9 +79,8 @@ async def test_a_planted_refusal_that_is_not_heard_is_found(
         await use_replaced_key(server, first=first)
 
 
-def signed(password: str, user: str | None = "policy", ends_in: float = 1e9) -> str:
-    signer = Signer(Logins(None, None), "servicebus://example", emulator=False)
-    return signer.signed("sb://x/q", Login(user, Secret(password), ends_at=time.monotonic() + ends_in)).token
+def token(password: str, user: str | None = "policy", ends_in: float = 1e9) -> str:
+    return signed("sb://x/q", Login(user, Secret(password), ends_at=time.monotonic() + ends_in)).token
 
 
 @pytest.mark.parametrize(
@@ -93,16 +96,59 @@ def signed(password: str, user: str | None = "policy", ends_in: float = 1e9) -> 
 )
 def test_what_is_no_key_says_what_to_copy(password: str, user: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        signed(password, user)
+        check_login(Login(user, Secret(password)), "credentials=", emulator=False)
     assert password not in str(caught.value)
 
 
 def test_a_signature_is_passed_on_with_its_first_word() -> None:
-    assert signed("sr=x&sig=y&se=9999999999&skn=p", None) == "SharedAccessSignature sr=x&sig=y&se=9999999999&skn=p"
+    assert token("sr=x&sig=y&se=9999999999&skn=p", None) == "SharedAccessSignature sr=x&sig=y&se=9999999999&skn=p"
+
+
+def test_what_servers_may_quote_of_a_signature_is_its_value() -> None:
+    login = Login(None, Secret("SharedAccessSignature sr=x&sig=y%3D&se=9999999999&skn=p"))
+    assert check_login(login, "credentials=", emulator=False) == [Secret("y=")]
+    assert check_login(Login("p", Secret(KEY)), "credentials=", emulator=False) == ()
+
+
+async def test_a_link_signs_with_newer_logins_once_it_is_attached() -> None:
+    """Its tasks have the context in which it was attached."""
+    newest = ["a"]
+    logins = logins_of("servicebus://x", PasswordOptions(), FromList(newest), user="p", password=None)
+    signer = Signer(logins)
+    may_sign = asyncio.Event()
+
+    async def sign_later() -> str:
+        await may_sign.wait()
+        return (await signer.get_token("sb://x/q")).token
+
+    with signer.attaching(Login("p", Secret("a"))):
+        later = asyncio.create_task(sign_later())
+    newest.append("b")
+    may_sign.set()
+    assert signed_by(await later, "b")
+
+
+def signed_by(written: str, key: str) -> bool:
+    parts = dict(part.split("=", 1) for part in written.removeprefix("SharedAccessSignature ").split("&"))
+    made = hmac.new(key.encode(), f"{parts['sr']}\n{parts['se']}".encode(), hashlib.sha256).digest()
+    return unquote(parts["sig"]) == base64.b64encode(made).decode()
+
+
+class FromList:
+    """A source that gives the last of a list."""
+
+    keeps = 0.0
+    name = "credentials="
+
+    def __init__(self, passwords: list[str]) -> None:
+        self._passwords = passwords
+
+    async def ask(self) -> tenure.Credentials:
+        return tenure.Credentials(self._passwords[-1])
 
 
 def test_a_token_ends_with_its_login() -> None:
-    ends = int(signed(KEY, ends_in=60).partition("&se=")[2].partition("&")[0])
+    ends = int(token(KEY, ends_in=60).partition("&se=")[2].partition("&")[0])
     assert ends <= time.time() + 60
 
 

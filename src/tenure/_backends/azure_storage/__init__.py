@@ -9,7 +9,7 @@ from tenure._backends.azure_storage.client import Account
 from tenure._backends.azure_storage.diagnosis import diagnose
 from tenure._backends.azure_storage.fence import Fence
 from tenure._backends.azure_storage.leases import FOREIGN_HOLDER, TRAITS, AzureLeases, lease_id
-from tenure._backends.azure_storage.login import require_login
+from tenure._backends.azure_storage.login import check_login
 from tenure._backends.azure_storage.queue import QUEUE_TRAITS, AzureBroker
 from tenure._logins import Source, logins_of
 from tenure._opened import Fact
@@ -39,7 +39,7 @@ def open(url: Url, *, clock: Clock | None = None, credentials: Source | None = N
     """
     address, options = address_of(url, given=credentials)
     secret = "a signature" if address.sas else next((f"{one}=" for one in options.secrets), "")
-    logins = logins_of(url, options, credentials, user=None, password=None, login_file=secret, check=require_login)
+    logins = logins_of(url, options, credentials, user=None, password=None, login_file=secret, check=check_login)
     blobs, queues = Account(url, address, options, logins), Account(url, address, options, logins)
     return AzureBackend(blobs, queues, clock or SystemClock())
 

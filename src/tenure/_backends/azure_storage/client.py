@@ -27,7 +27,6 @@ from azure.storage.queue.aio import QueueServiceClient
 
 from tenure._backends.azure_storage.address import Address, Options
 from tenure._backends.azure_storage.login import (
-    ChangingLogin,
     Kind,
     LoginKindChanged,
     SigningPolicy,
@@ -35,7 +34,7 @@ from tenure._backends.azure_storage.login import (
     signature_in,
 )
 from tenure._connect_failures import Target
-from tenure._logins import Logins
+from tenure._logins import HeldLogin, Logins
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.on_loop import on_loop
@@ -180,7 +179,7 @@ class Services:
         )
 
     @classmethod
-    def signing(cls, address: Address, settings: Mapping[str, Any], login: ChangingLogin, secret: Secret) -> Services:
+    def signing(cls, address: Address, settings: Mapping[str, Any], login: HeldLogin, secret: Secret) -> Services:
         """Return clients that sign with logins of the kind of *secret*."""
         kind, made = kind_of(secret), list[Any]()
         sas = AzureSasCredential("none yet")
@@ -224,7 +223,7 @@ class LoopConnections:
         }
         self._container = options.container
         self._identity: Any = None
-        self._login = None if logins.is_fixed else ChangingLogin(logins)
+        self._login = None if logins.is_fixed else HeldLogin(logins)
         self._made: dict[Kind | None, Services] = {}
         """By the kind of their login; without one, if that is fixed."""
         self._kind: Kind | None = None

@@ -1,24 +1,19 @@
 """The login of an account that changes: a key or a signature, by which each request is signed.
 
-HTTP has no connections that a login could belong to. So one is used for all requests of a loop, until it is refused or
-a longer one is there. A request that is refused for its login was not carried out: it is signed anew, and sent once
-more.
+A request that is refused for its login was not carried out: it is signed anew, and sent once more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qs
 
 from azure.storage.blob.aio import ExponentialRetry
 
-from tenure._credentials import Credentials
-from tenure._logins import QUOTABLE, Login, Logins
-from tenure._secret import Secret, hide
+from tenure._logins import HeldLogin, Login
+from tenure._secret import Secret
 from tenure.errors import ConfigError
 
 Kind: TypeAlias = Literal["account key", "shared access signature"]
@@ -49,52 +44,21 @@ def signature_in(sas: Secret | None) -> Secret | None:
     return Secret(found[0]) if found else None
 
 
-def require_login(found: Credentials, source: str) -> None:
-    """Refuse what is no login of an account.
+def check_login(login: Login, source: str) -> Sequence[Secret]:
+    """Return what of *login* a server may quote: the signature's value.
 
     Raises:
         ConfigError: It has a user, or is neither a key nor a signature.
     """
-    if found.user:
+    if login.user:
         raise ConfigError(f"{source} gives a user, and an account has none; leave user= out")
-    if kind_of(found.secret) is None:
+    if login.password is None or kind_of(login.password) is None:
         raise ConfigError(
             f"{source} gives neither an account key, which is base64, nor a shared access signature, in which is sig=; "
             "copy the whole of it from the account"
         )
-
-
-class ChangingLogin:
-    """The login that the requests of one loop have now."""
-
-    def __init__(self, logins: Logins) -> None:
-        self._logins = logins
-        self._login: Login | None = None
-        self._asking = asyncio.Lock()  # those that were refused together need one answer
-        self._quotable = deque[Secret](maxlen=QUOTABLE)
-
-    async def now(self) -> Login:
-        """Return the login for a request that is sent now.
-
-        Raises:
-            Unavailable, ConfigError: There is none.
-        """
-        while (held := self._login) is None or self._logins.replaces(held):
-            async with self._asking:
-                if self._login is held:
-                    self._login = await self._logins.login()
-                    if (signature := signature_in(self._login.password)) is not None:
-                        hide(signature)
-                        self._quotable.append(signature)
-        return held
-
-    async def after(self, refused: Login) -> Login | None:
-        """Return the login for a request that was *refused* with this one; None if there is no other."""
-        if self._login is refused:  # else another request has asked for the next one
-            self._logins.refused(refused)
-            self._login = None
-        newer = await self.now()
-        return None if newer.is_same(refused) else newer
+    signature = signature_in(login.password)
+    return () if signature is None else (signature,)
 
 
 class SigningPolicy(ExponentialRetry):
@@ -105,7 +69,7 @@ class SigningPolicy(ExponentialRetry):
         use: Lets the client sign with a secret; whether it can, as it does with all of this kind.
     """
 
-    def __init__(self, login: ChangingLogin, use: Callable[[Secret], bool]) -> None:
+    def __init__(self, login: HeldLogin, use: Callable[[Secret], bool]) -> None:
         super().__init__(retry_total=0)
         self._login = login
         self._use = use

@@ -16,9 +16,9 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from tenure._backends.servicebus.address import connected
 from tenure._backends.servicebus.client import Namespace
-from tenure._backends.servicebus.login import Signer
+from tenure._backends.servicebus.login import Signer, signed
 from tenure._backends.servicebus.names import Path
-from tenure._logins import Login
+from tenure._logins import HeldLogin, Login
 from tenure._runtime.remote_clock import RemoteClock
 from tenure._secret import Secret
 from tenure.errors import TenureError, Unavailable
@@ -269,27 +269,23 @@ class _Transport(AioHttpTransport):
         super().__init__()
         self._learn = learn
         self._is_plain = is_plain
-        self._signer = signer
+        self._login = None if signer is None else HeldLogin(signer.logins)
 
     async def send(self, request: Any, **options: Any) -> Any:
         if self._is_plain:
             request.url = request.url.replace("https://", "http://", 1)
-        if (signer := self._signer) is None:
-            answer = await super().send(request, **options)
-        else:
-            login = await signer.logins.login()
-            answer = await self._send_signed(request, signer, login, options)
-            if answer.status_code == 401:
-                signer.logins.refused(login)
-                newer = await signer.logins.login()
-                if not newer.is_same(login):
-                    answer = await self._send_signed(request, signer, newer, options)
+        login = None if self._login is None else await self._login.now()
+        answer = await self._send(request, login, options)
+        if self._login is not None and login is not None and answer.status_code == 401:
+            newer = await self._login.after(login)
+            if newer is not None:  # a request that is refused was not carried out
+                answer = await self._send(request, newer, options)
         self._learn(answer.headers)
         return answer
 
-    async def _send_signed(self, request: Any, signer: Signer, login: Login, options: dict[str, Any]) -> Any:
-        address = urlsplit(request.url)
-        request.headers["Authorization"] = signer.signed(f"https://{address.netloc}", login).token
+    async def _send(self, request: Any, login: Login | None, options: dict[str, Any]) -> Any:
+        if login is not None:
+            request.headers["Authorization"] = signed(f"https://{urlsplit(request.url).netloc}", login).token
         return await super().send(request, **options)
 
 

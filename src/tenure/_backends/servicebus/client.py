@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -36,7 +36,7 @@ from tenure._backends.servicebus.driver import (
 from tenure._backends.servicebus.io_thread import IoThread
 from tenure._backends.servicebus.library import Wire, check_library
 from tenure._backends.servicebus.links import ReceiveLink, SendLink
-from tenure._backends.servicebus.login import Signer, link_login
+from tenure._backends.servicebus.login import Signer, check_login
 from tenure._backends.servicebus.names import Path
 from tenure._connect_failures import Target
 from tenure._logins import Login, Logins, Source, logins_of
@@ -145,11 +145,12 @@ class Namespace:
         self, url: Url, address: Address, options: Options, clock: Clock, credentials: Source | None = None
     ) -> None:
         check_library()
-        self.logins: Logins = logins_of(url, options, credentials, user=address.policy, password=None)
+        check = partial(check_login, emulator=address.emulator)
+        self.logins: Logins = logins_of(url, options, credentials, user=address.policy, password=None, check=check)
         self.signer: Signer | None = None
         """Signs with what the caller's sources say; None: a connection string, or the process's identity, is used."""
         if not self.logins.is_fixed:
-            self.signer = Signer(self.logins, url, emulator=address.emulator)
+            self.signer = Signer(self.logins)
         self.url: Url = url
         self.address: Address = address
         self.options: Options = options
@@ -322,15 +323,13 @@ class Namespace:
 
         async def attach(login: Login) -> Any:
             owner = make()
-            token = link_login.set(login if self.signer is not None else None)
             try:
-                await Wire.attach(owner, linked=linked)
+                with nullcontext() if self.signer is None else self.signer.attaching(login):
+                    await Wire.attach(owner, linked=linked)
             except TenureError:
                 raise
             except Exception as error:
                 raise readable(error) from error
-            finally:
-                link_login.reset(token)
             return owner
 
         try:
