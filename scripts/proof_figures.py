@@ -49,6 +49,7 @@ PLANTS = {
     "tests/conformance/test_planted_late.py": "stores that carry out a request late",
     "tests/conformance/test_planted_late_answers.py": "who takes an answer for none that comes late, but in time",
     "tests/conformance/test_planted_kills.py": "brokers whose client is killed between two steps",
+    "tests/stores/peers/test_keys.py": "members of a fleet whose key is replaced",
     "tests/stores/servicebus/test_private_parts.py": "private parts of a client that are not listed",
     "tests/conformance/test_planted_slow.py": "stores, and clients, that count from a slow answer",
     "tests/conformance/test_planted_away.py": "stores after an outage",

@@ -4,6 +4,7 @@ A proxy speaks TLS for a server that asks for a password or a token. Two backend
 a file, and one with that of a function or a command: a leader and a candidate that stands by, and a consumer and a
 sender. Azure's services have no certificate of ours. One backend of Azure Storage has the key of the account, and one
 signatures that this key has made, which end by themselves, too. A key of Service Bus ends the links that it let in.
+The members of a fleet replace their key in its three steps.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.proof.state import Part
 from tests.servers import private
 from tests.servers.azurite import ACCOUNT
 from tests.servers.certificates import CertificateFiles
+from tests.servers.process import free_port
 from tests.servers.rabbitmq import VHOST
 from tests.servers.tls_listener import Protocol
 from tests.servers.tls_proxy import TlsProxy
@@ -64,7 +66,7 @@ URLS: dict[str, tuple[str, Protocol | None]] = {
 }
 WITHOUT_ELECTIONS = frozenset({"rabbitmq", "servicebus"})
 """Services whose look-alike has no TLS, and which take no certificate of ours: it ends the links instead."""
-WITHOUT_QUEUES = frozenset({"etcd", "kubernetes", "zookeeper"})
+WITHOUT_QUEUES = frozenset({"etcd", "kubernetes", "peers", "zookeeper"})
 CLOSES_LOCKS = frozenset({"rabbitmq"})
 """Stores in which a lock ends with the connection: its message is delivered again."""
 
@@ -77,7 +79,8 @@ class Rotated:
     files: CertificateFiles
     proxy: TlsProxy | None
     """None where the server's certificate is no affair of ours."""
-    passwords: Passwords
+    passwords: Passwords | None
+    """None in a fleet, which has keys."""
     password_file: Path
     terms: list[tenure.Term] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -87,6 +90,7 @@ class Rotated:
 
     async def replace(self, number: int) -> float:
         """Replace everything, break all connections, and return the seconds until all go on."""
+        assert self.passwords is not None
         await self.passwords.replace(number)
         self.write_password()
         await asyncio.to_thread(self.renew_certificates)
@@ -105,6 +109,7 @@ class Rotated:
 
     def write_password(self) -> None:
         """Write the newest password into its file, in one step."""
+        assert self.passwords is not None
         new = self.password_file.with_suffix(".new")
         new.write_text(f"{self.passwords.known[-1]}\n")
         new.chmod(0o600)
@@ -154,6 +159,49 @@ class Rotated:
             await asyncio.sleep(EVERY)
 
 
+@dataclass
+class RotatedFleet(Rotated):
+    """Three members that elect one of them, in one process, with one file of keys."""
+
+    members: list[tenure.Backend] = field(default_factory=list)
+    keys: list[str] = field(default_factory=lambda: [_key(0)])
+
+    async def replace(self, number: int) -> float:
+        """Replace everything, break all connections, and return the seconds until all go on."""
+        old, new = self.keys[-1], _key(number + 1)
+        self.keys.append(new)
+        for both in ([old, new], [new, old]):
+            self.write_keys(both)
+        await asyncio.to_thread(self.renew_certificates)
+        took = await self._until_it_goes_on(number)
+        self.write_keys([new])
+        return max(took, await self._until_it_goes_on(number))
+
+    def renew_certificates(self) -> None:
+        """Replace the certificates of all members, and their authority."""
+        self.files.renew("serverAuth,clientAuth")
+
+    def write_keys(self, keys: list[str]) -> None:
+        """Write *keys* into the file of all members, in one step."""
+        new = self.password_file.with_suffix(".new")
+        new.write_text("".join(f"{key}\n" for key in keys))
+        new.chmod(0o600)
+        new.rename(self.password_file)
+
+    async def _until_it_goes_on(self, number: int) -> float:
+        began, renewed = time.monotonic(), self._renewed()
+        for member in self.members:
+            opened: Any = member._connection.opened
+            for writer in list(opened.member._transport._sealed):
+                writer.transport.abort()
+        await until(lambda: self._goes_on(renewed, 0), what=f"the fleet, after replacement {number}")
+        return time.monotonic() - began
+
+
+def _key(number: int) -> str:
+    return f"hush{number:04}" * 4
+
+
 def rotate(part: Part, enough: int, folder: Path) -> Iterator[None]:
     """Keep all stores in use for *enough* seconds, and replace everything ``REPLACED`` times; yield now and then.
 
@@ -199,13 +247,41 @@ class _OpenOn:
 
 
 async def _begin(stack: AsyncExitStack, folder: Path) -> list[Rotated]:
-    return [await _opened(stack, folder / name, name) for name in URLS]
+    return [await _opened(stack, folder / name, name) for name in URLS] + [await _fleet(stack, folder / "peers")]
 
 
-async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
+async def _fleet(stack: AsyncExitStack, folder: Path) -> RotatedFleet:
+    _empty(folder)
+    fleet = RotatedFleet("peers", CertificateFiles(folder), None, None, folder / "keys")
+    fleet.write_keys(fleet.keys)
+    fleet.renew_certificates()
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    options = "&".join(f"tls_{name}={path}" for name, path in fleet.files.names.items())
+    options += f"&key_file={fleet.password_file}&ttl_max={TTL:g}&heartbeat=1"
+    for me in addresses:
+        member = tenure.connect(f"peers://{','.join(addresses)}?me={me}&{options}", on_event=fleet.events.append)
+        fleet.members.append(await stack.enter_async_context(member))
+    await asyncio.gather(*(member.leaders() for member in fleet.members))
+    leading = asyncio.create_task(fleet.lead(fleet.members[0]))
+    await until(lambda: fleet.terms, what="a leader of the fleet")
+    waiting = asyncio.create_task(fleet.lead(fleet.members[1]))
+
+    async def finish() -> None:
+        fleet.stop.set()
+        await asyncio.gather(leading, waiting)
+
+    stack.push_async_callback(finish)
+    return fleet
+
+
+def _empty(folder: Path) -> None:
     for old in sorted(folder.rglob("*"), reverse=True) if folder.exists() else []:
         old.rmdir() if old.is_dir() and not old.is_symlink() else old.unlink()
     folder.mkdir(parents=True, exist_ok=True)
+
+
+async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
+    _empty(folder)
     kind, options, users = {**KINDS, **OF_ONE_USER}[name]
     server = private(kind, **options)
     stack.callback(server.close)
@@ -216,14 +292,15 @@ async def _opened(stack: AsyncExitStack, folder: Path, name: str) -> Rotated:
     url, protocol = URLS[name]
     files = CertificateFiles(folder)
     proxy = None if protocol is None else await stack.enter_async_context(TlsProxy(server.port, protocol))
-    store = Rotated(name, files, proxy, Passwords(logins), folder / "password")
+    passwords = Passwords(logins)
+    store = Rotated(name, files, proxy, passwords, folder / "password")
     store.renew_certificates()
     note = store.events.append
     store.write_password()
     at = f"127.0.0.1:{proxy.port}" if proxy else ""
     url = f"{url.format(at=at, server=server, **files.names)}&timeout={ANSWERED_WITHIN:g}"
-    by_file, ask = f"{url}&password_file={store.password_file}", store.passwords.credentials
-    by_function: AskCredentials = (lambda: signature(store.passwords.known[-1])) if name == "azure" else ask
+    by_file, ask = f"{url}&password_file={store.password_file}", passwords.credentials
+    by_function: AskCredentials = (lambda: signature(passwords.known[-1])) if name == "azure" else ask
     if name == "kubernetes":
         configs = _write_kubeconfigs(folder, at, store)
         first, second = (tenure.connect(f"kubernetes://?kubeconfig={one}{url}", on_event=note) for one in configs)

@@ -175,6 +175,7 @@ async def test_a_login_that_stays_wrong_is_refused_in_words(
         ("hello", r"credentials= gives neither an account key, which is base64, nor a shared access signature"),
         ("sig=", r"credentials= gives neither an account key"),
         ("sv=2&sig=a b", r"credentials= gives neither an account key"),
+        ("https://a.blob.core.windows.net/?sv=1&sig=abc", r"credentials= gives neither an account key"),
         (
             tenure.Credentials(KEYS[0], user="me"),
             r"credentials= gives a user, and an account has none; leave user= out",
@@ -222,5 +223,5 @@ async def test_a_file_is_read_anew_when_its_key_is_refused(server: Azurite, name
 def test_kinds_of_logins() -> None:
     assert kind_of(Secret(KEYS[0])) == "account key"
     assert kind_of(Secret("?" + signature(KEYS[0]))) == kind_of(Secret("sig=x%3D")) == "shared access signature"
-    for text in ("", "hush", "sig=", "sv=1#sig=x", "a&b", "hush\n"):
+    for text in ("", "hush", "sig=", "sv=1#sig=x", "a&b", "hush\n", "??sig=x", "https://a/?sig=x", "sv=1&&sig=x"):
         assert kind_of(Secret(text)) is None

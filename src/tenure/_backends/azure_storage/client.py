@@ -189,7 +189,7 @@ class Services:
             if kind_of(newest) != kind:
                 return False
             if kind == "shared access signature":
-                sas.update(newest.reveal().lstrip("?"))
+                sas.update(newest.reveal().removeprefix("?"))
             for one in made if kind == "account key" else ():
                 one.credential.account_key = newest.reveal()  # the client reads it for each request
             return True

@@ -6,6 +6,7 @@ A request that is refused for its login was not carried out: it is signed anew, 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qs
@@ -18,6 +19,8 @@ from tenure.errors import ConfigError
 
 Kind: TypeAlias = Literal["account key", "shared access signature"]
 
+_SIGNATURE = re.compile(r"\w+=[^&#\s]*(&\w+=[^&#\s]*)*", re.ASCII)
+"""The query of a URL; not the whole URL, which the portal shows beside it."""
 REFUSALS = frozenset(["AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"])
 """The codes of refusals for a login."""
 KEY_MIN = 8
@@ -39,8 +42,8 @@ def kind_of(secret: Secret) -> Kind | None:
 
 def signature_in(sas: Secret | None) -> Secret | None:
     """Return the value of ``sig``, which is the secret in a shared access signature."""
-    text = sas.reveal().lstrip("?") if sas is not None else ""
-    found = parse_qs(text).get("sig") if text.isprintable() and not {" ", "#"} & set(text) else None
+    text = sas.reveal().removeprefix("?") if sas is not None else ""
+    found = parse_qs(text).get("sig") if _SIGNATURE.fullmatch(text) else None
     return Secret(found[0]) if found else None
 
 

@@ -43,7 +43,9 @@ class PeersBackend:
         return [*await diagnose(self.member), tls_of(self._settings)]
 
     def report_to(self, report: Callable[[Fact], None]) -> None:
-        """Report certificates that were replaced by what can't be used."""
+        """Report certificates and keys that were replaced by what can't be used."""
+        if self._settings.key_file is not None:
+            self._settings.key_file.report_to(report)
         if (tls := self._settings.to_dial) is not None:  # the other side has the same files
             tls.report_to(report)
 

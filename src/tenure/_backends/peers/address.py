@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tenure._backends.peers.fleet import Fleet
+from tenure._backends.peers.keys import KEY_MIN, KeyFile, KeysOfFleet
 from tenure._backends.peers.seal import SharedKey
 from tenure._backends.peers.tcp import TcpTransport, address
 from tenure._election.store import LeaseTraits
@@ -26,7 +27,6 @@ from tenure._url import Url, can_be_host, is_loopback
 from tenure.errors import ConfigError, Unavailable
 
 KEY_VARIABLE = "TENURE_PEERS_KEY"
-KEY_MIN = 16
 NO_KEY = SharedKey(b"no key")
 TTLS_OF_HEARTBEATS = 3
 """Heartbeats that a lease must outlast, or an election takes longer than the term that it gives."""
@@ -65,6 +65,8 @@ class Settings:
     key: SharedKey
     warnings: tuple[Fact, ...]
     """One for each file with a secret that other users can read."""
+    key_file: KeyFile | None = None
+    """Where the key comes from, if it is read again."""
     to_listen: ReloadingContext | None = None
     """By what connections are encrypted that others have made; None for TCP in clear."""
     to_dial: ReloadingContext | None = None
@@ -92,10 +94,10 @@ class Settings:
             raise ConfigError(f"{str(url)!r} names a member twice; every member has an address of its own")
         if options.dns and len(addresses) != 1:
             raise ConfigError(f"dns= needs one host name, whose addresses are the members; {url.hosts!r} has several")
-        key, warnings = _key(options, addresses)
+        key, key_file, warnings = _key(options, addresses)
         warnings += _require_tls_files(options)
         to_listen, to_dial = _tls(options, ssl.Purpose.CLIENT_AUTH), _tls(options, ssl.Purpose.SERVER_AUTH)
-        settings = cls(str(url), addresses, options, key, warnings, to_listen, to_dial)
+        settings = cls(str(url), addresses, options, key, warnings, key_file, to_listen, to_dial)
         if options.dns:
             settings._fleet(tuple(f"{number}" for number in range(options.dns)), None)  # the rest of it must fit
         else:
@@ -150,9 +152,10 @@ class Settings:
 
     def transport(self, fleet: Fleet) -> TcpTransport:
         """Return the transport to the members of *fleet*."""
+        fixed = SharedKey.of(self.key.key, fleet.terms)
         return TcpTransport(
             fleet,
-            SharedKey.of(self.key.key, fleet.terms),
+            fixed if self.key_file is None else KeysOfFleet(self.key_file, fleet.terms),
             random.Random(),
             server_tls=self.to_listen,
             client_tls=self.to_dial,
@@ -254,24 +257,17 @@ def _parts(member: str) -> tuple[str, str]:
     return host, str(port)
 
 
-def _key(options: Options, addresses: tuple[str, ...]) -> tuple[SharedKey, tuple[Fact, ...]]:
-    warnings: tuple[Fact, ...] = ()
-    key = os.environ.get(KEY_VARIABLE, "").encode()
-    where, command = f"the environment variable {KEY_VARIABLE}", "openssl rand -hex 32"
+def _key(options: Options, addresses: tuple[str, ...]) -> tuple[SharedKey, KeyFile | None, tuple[Fact, ...]]:
     if options.key_file:
-        path = path_shown(options.key_file)
-        where, command = "the key file", _command_for("peers.key" if path == HIDDEN else path)
-        try:
-            key, warnings = read_own_secret("key_file", options.key_file)
-        except OSError as error:
-            raise ConfigError(
-                f"the key file {path!r} can't be read: {error.strerror}; make one with: {command}"
-            ) from None  # the cause quotes the path, which may be the secret itself
-        key = key.strip()
-    if key or options.key_file:
+        return _key_of_file(options.key_file)
+    key = os.environ.get(KEY_VARIABLE, "").encode()
+    if key:
         if len(key) < KEY_MIN:
-            raise ConfigError(f"{where} must hold at least {KEY_MIN} bytes, not {len(key)}; make one with: {command}")
-        return SharedKey(key), warnings
+            raise ConfigError(
+                f"the environment variable {KEY_VARIABLE} must hold at least {KEY_MIN} bytes, not {len(key)}; make one "
+                "with: openssl rand -hex 32"
+            )
+        return SharedKey(key), None, ()
     hosts = [address(each)[0] for each in addresses]
     if options.listen:
         hosts.append(address(options.listen)[0] if _has_port(options.listen) else options.listen.strip("[]"))
@@ -281,7 +277,22 @@ def _key(options: Options, addresses: tuple[str, ...]) -> tuple[SharedKey, tuple
             f"with: {_command_for('peers.key')}, and add key_file=peers.key (or set "
             f"{KEY_VARIABLE}); insecure=true does without"
         )
-    return NO_KEY, ()
+    return NO_KEY, None, ()
+
+
+def _key_of_file(path: str) -> tuple[SharedKey, KeyFile, tuple[Fact, ...]]:
+    shown = path_shown(path)
+    command = _command_for("peers.key" if shown == HIDDEN else shown)
+    try:
+        content, warnings = read_own_secret("key_file", path)
+        file = KeyFile(path, content)
+    except OSError as error:
+        raise ConfigError(
+            f"the key file {shown!r} can't be read: {error.strerror}; make one with: {command}"
+        ) from None  # the cause quotes the path, which may be the secret itself
+    except ValueError as error:
+        raise ConfigError(f"the key file must hold {error}; make one with: {command}") from None
+    return SharedKey(file.latest()[0]), file, warnings
 
 
 def _command_for(file: str) -> str:

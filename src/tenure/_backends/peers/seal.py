@@ -70,6 +70,10 @@ class SharedKey:
     def __repr__(self) -> str:
         return "SharedKey(***)"
 
+    def latest(self) -> tuple[SharedKey, ...]:
+        """Return this key, which stays the same."""
+        return (self,)
+
     def channel(self, mine: bytes, theirs: bytes, *, dialled: bool) -> Channel:
         """Return the channel of one connection, given both nonces and whether this side dialled."""
         both = mine + theirs if dialled else theirs + mine
@@ -94,6 +98,10 @@ class Channel:
         mac = hmac.digest(self._out_key, signed, hashlib.sha256)
         return _HEAD.pack(_MAC + len(signed)) + mac + signed
 
+    def has_sealed(self, frame: bytes) -> bool:
+        """Return whether the other side has sealed *frame* (without its length) with the key of this channel."""
+        return hmac.compare_digest(hmac.digest(self._in_key, frame[_MAC:], hashlib.sha256), frame[:_MAC])
+
     def open(self, frame: bytes, counts: Counts) -> bytes | None:
         """Return the body of *frame* (without its length), or None for one that is dropped.
 
@@ -101,7 +109,7 @@ class Channel:
             Broken: There were too many bad frames.
         """
         signed = frame[_MAC:]
-        if not hmac.compare_digest(hmac.digest(self._in_key, signed, hashlib.sha256), frame[:_MAC]):
+        if not self.has_sealed(frame):
             self.drop("forged", counts)
             return None
         (counter,) = _COUNTER.unpack_from(signed)

@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from tenure._backends.peers.fleet import Fleet
+from tenure._backends.peers.keys import Keys
 from tenure._backends.peers.seal import (
     GREETING,
     NONCE,
@@ -113,7 +114,7 @@ class TcpTransport:
 
     Args:
         fleet: The fleet, and this member's place in it.
-        secret: The key that seals every frame.
+        secret: The key that seals every frame; or keys, which are replaced.
         dice: Source of jitter.
         server_tls, client_tls: Contexts to listen and to dial with; None for TCP in clear.
         listen: Where to listen if not at this member's own address: ``host:port``.
@@ -123,7 +124,7 @@ class TcpTransport:
     def __init__(
         self,
         fleet: Fleet,
-        secret: SharedKey,
+        secret: Keys,
         rng: Rng,
         *,
         server_tls: ssl.SSLContext | None = None,
@@ -143,6 +144,7 @@ class TcpTransport:
         self._tasks = Tasks()
         self._outboxes: dict[int, Outbox] = {}
         self._reachable: dict[int, asyncio.Event] = {}
+        self._sealed: dict[asyncio.StreamWriter, SharedKey] = {}  # connections, and the key of each
         self._unverified: dict[asyncio.Task[None], None] = {}
         self._clients: dict[asyncio.Task[None], None] = {}
         self._clients_served = 0
@@ -160,6 +162,7 @@ class TcpTransport:
             self._outboxes[other] = Outbox(loop, max(1.0, self._fleet.question_lasts))
             self._reachable[other] = asyncio.Event()
             self._spawn(self._keep_dialling(other))
+        self._spawn(self._end_sealed_with_old_keys())
 
     def send(self, to: int, message: Message) -> None:
         """Put *message* into the outbox of *to*; without one, it is lost."""
@@ -212,8 +215,8 @@ class TcpTransport:
             async with asyncio.timeout(GREET_WITHIN):
                 if self._server_tls is not None:  # only here, so that a connection without a handshake counts too
                     await writer.start_tls(self._server_tls)
-                channel = await self._greet(reader, writer, dialled=False)
-                sender = await self._introduced(reader, channel)
+                mine, theirs = await self._greet(reader, writer)
+                channel, sender = await self._introduced(reader, writer, mine, theirs)
             self._unverified.pop(task, None)
             if sender is None:
                 self._admit(task, self._clients, CLIENTS_MAX)
@@ -228,6 +231,7 @@ class TcpTransport:
         finally:
             self._unverified.pop(task, None)
             self._clients.pop(task, None)
+            self._sealed.pop(writer, None)
 
     def _admit(self, task: asyncio.Task[None], those: dict[asyncio.Task[None], None], most: int) -> None:
         """Add *task* to *those*; if there are too many, end the oldest."""
@@ -238,18 +242,26 @@ class TcpTransport:
             self.counts.drop(CROWDED)
         those[task] = None
 
-    async def _introduced(self, reader: asyncio.StreamReader, channel: Channel) -> int | None:
+    async def _introduced(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mine: bytes, theirs: bytes
+    ) -> tuple[Channel, int | None]:
+        """Return the channel of who has dialled, by the key that has sealed its first frame, and which member it is."""
         me = self._fleet.me
         assert me is not None
-        body = channel.open(await self._frame(reader), self.counts)
+        frame = await self._frame(reader)
+        channels = [(key, key.channel(mine, theirs, dialled=False)) for key in self._secret.latest()]
+        key, channel = next((one for one in channels if one[1].has_sealed(frame)), channels[0])
+        body = channel.open(frame, self.counts)
         try:
             if body is None:
                 raise Malformed("not sealed with this key")
-            return introduced(body, me, self._fleet.size)
+            sender = introduced(body, me, self._fleet.size)
         except Malformed as error:
             if body is not None:
                 self.counts.drop("foreign")
             raise Broken(str(error)) from error
+        self._sealed[writer] = key
+        return channel, sender
 
     async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: Channel) -> None:
         self._clients_served += 1
@@ -290,7 +302,9 @@ class TcpTransport:
             reader, writer = await asyncio.open_connection(host, port, ssl=self._client_tls)
         try:
             async with asyncio.timeout(GREET_WITHIN):
-                channel = await self._greet(reader, writer, dialled=True)
+                mine, theirs = await self._greet(reader, writer)
+                key = self._sealed[writer] = self._secret.latest()[0]
+                channel = key.channel(mine, theirs, dialled=True)
                 self.counts.unreached.pop(to, None)
                 writer.write(channel.seal(introduction(self._fleet.me, to)))
                 await writer.drain()
@@ -305,11 +319,21 @@ class TcpTransport:
                 reading.cancel()
                 await asyncio.gather(writing, reading, return_exceptions=True)
         finally:
+            self._sealed.pop(writer, None)
             writer.transport.abort()
 
     # --- both ---
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, dialled: bool) -> Channel:
+    async def _end_sealed_with_old_keys(self) -> None:
+        """Break connections whose key is accepted no more: who has stolen one must not go on with it."""
+        while True:
+            await asyncio.sleep(self._fleet.heartbeat)
+            accepted = self._secret.latest()
+            for writer in [writer for writer, key in self._sealed.items() if key not in accepted]:
+                writer.transport.abort()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[bytes, bytes]:
+        """Exchange greetings; return our nonce and theirs."""
         _keep_alive(writer)
         mine = secrets.token_bytes(NONCE)
         writer.write(greeting(mine))
@@ -317,7 +341,7 @@ class TcpTransport:
         if theirs == mine:
             _close_at_once(writer)
             raise Broken("this member reached itself")
-        return self._secret.channel(mine, theirs, dialled=dialled)
+        return mine, theirs
 
     async def _frame(self, reader: asyncio.StreamReader) -> bytes:
         return await reader.readexactly(length_of(await reader.readexactly(4), self.counts))
