@@ -13,6 +13,7 @@ from azure.storage.queue import QueueMessage
 
 from tenure._backends.azure_storage.fence import Fence
 from tenure._backends.azure_storage.leases import LeaseBlob
+from tenure._backends.azure_storage.login import check_login, kind_of, signature_in
 from tenure._backends.azure_storage.message_format import Properties, decode, encode, encode_to_fit
 from tenure._backends.azure_storage.names import encode_metadata, queue_name_of, queue_of
 from tenure._backends.azure_storage.queue import QUEUE_TRAITS, AzureBroker
@@ -20,11 +21,13 @@ from tenure._backends.azure_storage.records import FoundMessage, dead_letter_pro
 from tenure._backends.azure_storage.schedules import _schedule_in, _text_in
 from tenure._backends.azure_storage.settings import _declared, _in_force
 from tenure._foreign import Unreadable
+from tenure._logins import Login
 from tenure._queue.delivery_ends import expired
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import Death, Delivery
 from tenure._runtime.clock import SystemClock
 from tenure._runtime.remote_clock import RemoteClock, http_date
+from tenure._secret import Secret
 from tenure.errors import ConfigError, Unavailable
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.using import (
@@ -104,6 +107,12 @@ def read_blob(given: Any) -> None:
     assert blob.ttl >= 0
 
 
+def read_login(given: Any) -> None:
+    secret = Secret(as_text(given))
+    assert all(check_login(Login(None, secret), "credentials="))
+    assert kind_of(secret) == ("shared access signature" if signature_in(secret) else "account key")
+
+
 def read_queue(given: Any) -> None:
     metadata = as_texts(given)
     declared = _declared(metadata)
@@ -172,5 +181,6 @@ DECODERS = [
     Decoder("azure_storage.idle", [[QUEUE, {"tenure_idle_at": "5"}]], read_idle),
     Decoder("azure_storage.schedule", [SCHEDULE, {"tenure_schedule": "a", "tenure_text": "b"}], read_schedule),
     Decoder("azure_storage.date", ["Thu, 01 Jan 2026 00:00:00 GMT"], read_date, (Unreadable,)),
+    Decoder("azure_storage.login", ["aHVzaGh1c2hodXNo", "?sv=1&sig=a%3D"], read_login, (ConfigError,)),
     Decoder("azure_storage.fence", ["1784000000"], read_fence, (ConfigError,)),
 ]

@@ -32,6 +32,7 @@ from tenure._backends.kubernetes.kubeconfig import access_of, read_kubeconfig
 from tenure._backends.kubernetes.leases import KubernetesLeases
 from tenure._backends.kubernetes.observations import Observations
 from tenure._backends.kubernetes.watch import NamespaceWatch, NameWatch
+from tenure._backends.peers.keys import KEY_MIN, KEYS_MAX, keys_in
 from tenure._backends.peers.seal import Broken, SharedKey, introduced, introduction, length_of, nonce_of
 from tenure._backends.peers.wire import (
     BODY_MAX,
@@ -407,6 +408,14 @@ FRAMES = [
 HTTP = [[json.dumps(LEASE), "5"], [json.dumps({"message": "no", "code": 403}), ""]]
 BODIES = [json.dumps(TXN), json.dumps({"error": {"code": 5, "message": "no"}})]
 
+
+def read_keys(given: Any) -> None:
+    found = keys_in(as_bytes(given))
+    assert 1 <= len(found) <= KEYS_MAX
+    assert all(len(key) >= KEY_MIN for key in found)
+    assert len({*found}) == len(found)
+
+
 DECODERS = [
     Decoder("kubernetes.lease", LEASES, read_lease),
     Decoder("kubernetes.list", LISTS, read_list),
@@ -422,4 +431,5 @@ DECODERS = [
     Decoder("zookeeper.nodes", [NODES], read_nodes),
     Decoder("peers.message", [encode(one) for one in MESSAGES], read_peer, (Malformed,)),
     Decoder("peers.frame", FRAMES, read_frame),
+    Decoder("peers.keys", [b"k" * 32, f"{'a' * 20}\n{'b' * 20}\n"], read_keys, (ValueError,)),
 ]

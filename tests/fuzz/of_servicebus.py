@@ -13,6 +13,7 @@ from uuid import UUID
 from tenure._backends.servicebus import amqp
 from tenure._backends.servicebus.administration import Entity
 from tenure._backends.servicebus.codec import Incoming, bytes_of, incoming, moment_of, plain, received_in, state_in
+from tenure._backends.servicebus.login import check_login, signed
 from tenure._backends.servicebus.message_format import (
     DESCRIPTION,
     REASON,
@@ -26,8 +27,10 @@ from tenure._backends.servicebus.message_format import (
 from tenure._backends.servicebus.places import Noted, declared_of, idle_among, names_of, settings_of
 from tenure._backends.servicebus.schedules import _texts
 from tenure._foreign import Unreadable
+from tenure._logins import Login
 from tenure._queue.message import Attempt, dead_message_of
 from tenure._queue.schedule_steps import Kept
+from tenure._secret import Secret
 from tenure.errors import ConfigError
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.using import (
@@ -221,10 +224,22 @@ METADATA = [
     Noted().written(),
 ]
 
+
+def read_login(given: Any) -> None:
+    text, user = [as_text(one) for one in (*as_objects(given), "", "")][:2]
+    login = Login(user or None, Secret(text))
+    for emulator in (True, False):
+        assert all(check_login(login, "credentials=", emulator=emulator))
+        assert signed("sb://example/orders", login).token.startswith("SharedAccessSignature ")
+
+
+LOGINS = ["SharedAccessSignature sr=x&sig=a%3D&se=9999999999&skn=p", ["a" * 43 + "=", "policy"]]
+
 DECODERS = [
     Decoder("servicebus.message", MESSAGES, read_message, share=0.7),
     Decoder("servicebus.bytes", [*DATA, DECIMALS, LARGE], read_bytes, share=0.7),
     Decoder("servicebus.metadata", METADATA, read_metadata, (ConfigError,)),
+    Decoder("servicebus.login", LOGINS, read_login, (ConfigError,)),
     Decoder("servicebus.schedules", [STATE], read_schedules, (Unreadable,)),
     Decoder(
         "servicebus.answers",
