@@ -17,6 +17,7 @@ from azure.storage.blob import AccountSasPermissions, ResourceTypes, Services, g
 
 import tenure
 from tenure._backends.azure_storage.login import SigningPolicy, kind_of
+from tenure._logins import Login
 from tenure._secret import Secret
 from tenure.errors import ConfigError, Unavailable
 from tests.durations import stretched, until
@@ -101,13 +102,13 @@ async def test_only_the_refused_request_of_several_is_sent_anew(
     pass_on = SigningPolicy._pass_on
     is_begun = asyncio.Event()
 
-    async def counted(policy: SigningPolicy, request: Any) -> Any:
+    async def counted(policy: SigningPolicy, request: Any, login: Login) -> Any:
         if is_begun.is_set():
             passed.append(f"{request.http_request.method} {request.http_request.url.partition('?')[2]}")
             if len(passed) == number:
                 server.accept(KEYS[1])
                 vault.login = KEYS[1]
-        return await pass_on(policy, request)
+        return await pass_on(policy, request, login)
 
     monkeypatch.setattr(SigningPolicy, "_pass_on", counted)
     async with tenure.connect(patient(server.url), credentials=vault.credentials) as backend:

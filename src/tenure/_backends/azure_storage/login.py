@@ -81,18 +81,18 @@ class SigningPolicy(ExponentialRetry):
         """Send *request*; twice if it is refused for its login and there is another one."""
         unsigned = request.http_request.url
         login = await self._login.now()
-        if login.password is None or not self._use(login.password):
-            raise LoginKindChanged
-        response = await self._pass_on(request)
+        response = await self._pass_on(request, login)
         if not _is_refused(response.http_response):
             return response
         newer = await self._login.after(login)
-        if newer is None or newer.password is None or not self._use(newer.password):
+        if newer is None:
             return response
         request.http_request.url = unsigned  # a signature is a part of it
-        return await self._pass_on(request)
+        return await self._pass_on(request, newer)
 
-    async def _pass_on(self, request: Any) -> Any:
+    async def _pass_on(self, request: Any, login: Login) -> Any:
+        if login.password is None or not self._use(login.password):
+            raise LoginKindChanged
         return await super().send(request)  # type: ignore[no-untyped-call]
 
 

@@ -162,7 +162,8 @@ class TcpTransport:
             self._outboxes[other] = Outbox(loop, max(1.0, self._fleet.question_lasts))
             self._reachable[other] = asyncio.Event()
             self._spawn(self._keep_dialling(other))
-        self._spawn(self._end_sealed_with_old_keys())
+        if not isinstance(self._secret, SharedKey):
+            self._spawn(self._end_sealed_with_old_keys())
 
     def send(self, to: int, message: Message) -> None:
         """Put *message* into the outbox of *to*; without one, it is lost."""
