@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from tenure._credential_command import output_of
@@ -366,7 +366,9 @@ class HeldLogin:
     def __init__(self, logins: Logins) -> None:
         self._logins = logins
         self._login: Login | None = None
-        self._asking = asyncio.Lock()  # those that were refused together need one answer
+        self._asking: asyncio.Future[Login] | None = None
+        """What those wait for that need another one; until its answer is noted."""
+        self._gave_up: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     async def now(self) -> Login:
         """Return the login for a request that is sent now.
@@ -374,19 +376,42 @@ class HeldLogin:
         Raises:
             Unavailable, ConfigError: There is none.
         """
-        while (held := self._login) is None or self._logins.replaces(held):
-            async with self._asking:
-                if self._login is held:
-                    self._login = await self._logins.login()
-        return held
+        held = self._login
+        if held is not None and not self._logins.replaces(held):
+            return held
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(self._logins.login())
+            self._asking.add_done_callback(partial(self._answered, held))
+        try:
+            return await asyncio.shield(self._asking)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None:
+                self._gave_up.add(task)
+            raise
 
     async def after(self, refused: Login) -> Login | None:
         """Return the login for a request that was *refused* with this one; None if there is no other."""
         if self._login is refused:  # else another request has asked for the next one
             self._logins.refused(refused)
-            self._login = None
+            self._login = self._asking = None  # a question from before may be answered by the same
         newer = await self.now()
         return None if newer.is_same(refused) else newer
+
+    def has_kept_waiting(self) -> bool:
+        """Return whether this task was cancelled while it waited for a login; only once."""
+        task = asyncio.current_task()
+        found = task in self._gave_up
+        if task is not None:
+            self._gave_up.discard(task)
+        return found
+
+    def _answered(self, before: Login | None, asking: asyncio.Future[Login]) -> None:
+        is_wanted = self._asking is asking
+        if is_wanted:
+            self._asking = None
+        if not asking.cancelled() and asking.exception() is None and is_wanted and self._login is before:
+            self._login = asking.result()
 
 
 def _again(login: Login, now: float) -> float:

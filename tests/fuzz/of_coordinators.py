@@ -431,5 +431,5 @@ DECODERS = [
     Decoder("zookeeper.nodes", [NODES], read_nodes),
     Decoder("peers.message", [encode(one) for one in MESSAGES], read_peer, (Malformed,)),
     Decoder("peers.frame", FRAMES, read_frame),
-    Decoder("peers.keys", [b"k" * 32, f"{'a' * 20}\n{'b' * 20}\n"], read_keys, (ValueError,)),
+    Decoder("peers.keys", [b"k" * 32, f"{'a' * 20}\n\n{'b' * 20}\n"], read_keys, (ValueError,)),
 ]

@@ -171,28 +171,38 @@ class RotatedFleet(Rotated):
         old, new = self.keys[-1], _key(number + 1)
         self.keys.append(new)
         for both in ([old, new], [new, old]):
-            self.write_keys(both)
+            await self.use_keys(both)
         await asyncio.to_thread(self.renew_certificates)
         took = await self._until_it_goes_on(number)
-        self.write_keys([new])
+        await self.use_keys([new])
         return max(took, await self._until_it_goes_on(number))
 
     def renew_certificates(self) -> None:
         """Replace the certificates of all members, and their authority."""
         self.files.renew("serverAuth,clientAuth")
 
+    async def use_keys(self, keys: list[str]) -> None:
+        """Write *keys* into the file of all members, and return when each uses them."""
+        self.write_keys(keys)
+        wanted = tuple(key.encode() for key in keys)
+        await until(lambda: all(one._secret._file.keys == wanted for one in self._transports))
+
     def write_keys(self, keys: list[str]) -> None:
         """Write *keys* into the file of all members, in one step."""
         new = self.password_file.with_suffix(".new")
-        new.write_text("".join(f"{key}\n" for key in keys))
+        new.write_text("\n".join(f"{key}\n" for key in keys))
         new.chmod(0o600)
         new.rename(self.password_file)
 
+    @property
+    def _transports(self) -> list[Any]:
+        opened: list[Any] = [member._connection.opened for member in self.members]
+        return [one.member._transport for one in opened]
+
     async def _until_it_goes_on(self, number: int) -> float:
         began, renewed = time.monotonic(), self._renewed()
-        for member in self.members:
-            opened: Any = member._connection.opened
-            for writer in list(opened.member._transport._sealed):
+        for transport in self._transports:
+            for writer in list(transport._sealed):
                 writer.transport.abort()
         await until(lambda: self._goes_on(renewed, 0), what=f"the fleet, after replacement {number}")
         return time.monotonic() - began

@@ -176,7 +176,8 @@ async def test_a_login_that_stays_wrong_is_refused_in_words(
         ("hello", r"credentials= gives neither an account key, which is base64, nor a shared access signature"),
         ("sig=", r"credentials= gives neither an account key"),
         ("sv=2&sig=a b", r"credentials= gives neither an account key"),
-        ("https://a.blob.core.windows.net/?sv=1&sig=abc", r"credentials= gives neither an account key"),
+        ("https://a.blob.core.windows.net/?sv=1&sig=abc", r"; it is a whole URL: copy what follows its \?"),
+        ("AccountName=a;AccountKey=aHVzaA==", r"; it is a connection string: copy its AccountKey alone"),
         (
             tenure.Credentials(KEYS[0], user="me"),
             r"credentials= gives a user, and an account has none; leave user= out",
@@ -194,9 +195,12 @@ async def test_what_is_no_login_of_an_account_is_refused(
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("key_env=HOME&", r"is given key_env= and password_file=; leave out all but one"),
-        ("sas_env=HOME&", r"is given sas_env= and password_file=; leave out all but one"),
-        ("sv=1&sig=x&", r"is given a signature and password_file=; leave out all but one"),
+        (
+            "key_env=HOME&",
+            r"is given key_env= beside credentials=, password_file= or password_command=; leave",
+        ),
+        ("sas_env=HOME&", r"is given sas_env= beside credentials="),
+        ("sv=1&sig=x&", r"is given a signature beside credentials="),
     ],
 )
 async def test_two_logins_are_refused(tmp_path: Path, query: str, says: str) -> None:
@@ -205,6 +209,60 @@ async def test_two_logins_are_refused(tmp_path: Path, query: str, says: str) -> 
     path.chmod(0o600)
     with pytest.raises(ConfigError, match=says):
         async with tenure.connect(f"azure://account?{query}password_file={path}"):
+            pass
+
+
+async def test_a_slow_answer_gives_up_no_login(server: Azurite, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections are replaced, and the login goes on to be used: its source may be away."""
+    vault, is_slow = Vault(KEYS[0]), asyncio.Event()
+    pass_on = SigningPolicy._pass_on
+
+    async def slowly(policy: SigningPolicy, request: Any, login: Login) -> Any:
+        if is_slow.is_set():
+            await asyncio.Event().wait()
+        return await pass_on(policy, request, login)
+
+    monkeypatch.setattr(SigningPolicy, "_pass_on", slowly)
+    async with tenure.connect(f"{server.url}&timeout={stretched(1.0):g}", credentials=vault.credentials) as backend:
+        queue = backend.queue(name[-40:])
+        await queue.send(b"x")
+        is_slow.set()
+        with pytest.raises(Unavailable, match="no answer within"):
+            await queue.stats()
+        is_slow.clear()
+        assert (await queue.stats()).ready == 1
+        assert vault.asked == 1
+
+
+async def test_many_that_wait_for_a_source_that_fails_ask_once(server: Azurite, name: str) -> None:
+    asked = 0
+
+    def ask() -> str:
+        nonlocal asked
+        asked += 1
+        raise LookupError("the vault is sealed")
+
+    async with tenure.connect(patient(server.url), credentials=ask) as backend:
+        queue = backend.queue(name[-40:])
+        found = await asyncio.gather(*(queue.stats() for _ in range(8)), return_exceptions=True)
+    assert all("credentials= failed: LookupError: the vault is sealed" in str(one) for one in found)
+    assert asked == 1
+
+
+async def test_a_source_that_is_slow_is_told_as_such(server: Azurite, name: str) -> None:
+    async def ask() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async with tenure.connect(f"{server.url}&timeout=0.2", credentials=ask) as backend:
+        with pytest.raises(Unavailable, match=r"credentials= gave no password within 0.2 s"):
+            await backend.queue(name[-40:]).stats()
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "azurite.example.com"])
+async def test_a_login_goes_over_a_private_network_only_without_tls(host: str) -> None:
+    with pytest.raises(ConfigError, match="is asked without TLS, and anybody on the way could read a signature"):
+        async with tenure.connect(f"azurite://{host}:10000", credentials=lambda: KEYS[0]):
             pass
 
 

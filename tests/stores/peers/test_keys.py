@@ -14,7 +14,7 @@ import pytest
 import tenure
 from tenure import testing
 from tenure._backends.peers.address import Settings
-from tenure._backends.peers.keys import KEYS_MAX, KeyFile, KeysOfFleet, keys_in
+from tenure._backends.peers.keys import BYTES_MAX, KEYS_MAX, KeyFile, KeysOfFleet, keys_in
 from tenure._backends.peers.seal import SharedKey
 from tenure._backends.peers.tcp import TcpTransport
 from tenure._opened import Fact
@@ -32,7 +32,7 @@ MEMBERS = 3
 
 def write(path: Path, keys: list[str]) -> None:
     new = path.with_suffix(".new")
-    new.write_text("".join(f"{key}\n" for key in keys))
+    new.write_text("\n".join(f"{key}\n" for key in keys))
     new.chmod(0o600)
     new.rename(path)
 
@@ -45,10 +45,17 @@ class Fleet:
         self.files = files
         self.term = term
 
-    def put(self, step: int, *numbers: int) -> None:
-        """Let the files of some members be as after a step; of all, if none is named."""
+    async def put(self, step: int, *numbers: int) -> None:
+        """Let the files of some members be as after a step; of all, if none is named. Return when they use that."""
         for number in numbers or range(MEMBERS):
             write(self.files[number], STEPS[step])
+        keys = keys_in(self.files[(numbers or [0])[0]].read_bytes())
+        await until(lambda: all(self.key_file(number).keys == keys for number in numbers or range(MEMBERS)))
+
+    def key_file(self, number: int) -> KeyFile:
+        secret = self.transport(number)._secret
+        assert isinstance(secret, KeysOfFleet)
+        return secret._file
 
     def transport(self, number: int) -> TcpTransport:
         opened: Any = self.members[number]._connection.opened
@@ -103,7 +110,7 @@ async def replace_in_three_steps(folder: Path) -> None:
         old = one.accepted_by(0)
         for step in (1, 2, 3):
             for number in range(MEMBERS):
-                one.put(step, number)
+                await one.put(step, number)
                 one.reconnect()
                 await one.until_all_see_the_leader()
         new = {key for number in range(MEMBERS) for key in one.accepted_by(number)}
@@ -122,11 +129,13 @@ async def test_a_connection_ends_when_its_key_is_left_out(tmp_path: Path) -> Non
     async with fleet(tmp_path) as one:
         await one.until_all_see_the_leader()
         for step in (1, 2):
-            one.put(step)
+            await one.put(step)
             await one.until_all_see_the_leader()
         old = one.accepted_by(1)[1]
         assert old in one.sealed_with(1)
-        one.put(3)
+        opened: Any = one.members[1]._connection.opened
+        assert "keys: 2 accepted" in [f"{fact.name}: {fact.value}" for fact in await opened.describe()]
+        await one.put(3)
         await until(lambda: not any(old in one.sealed_with(number) for number in range(MEMBERS)))
         await one.until_all_see_the_leader()
 
@@ -134,10 +143,10 @@ async def test_a_connection_ends_when_its_key_is_left_out(tmp_path: Path) -> Non
 async def test_a_member_that_has_only_the_old_key_is_refused_and_says_so(tmp_path: Path) -> None:
     async with fleet(tmp_path) as one:
         for step in (1, 2, 3):
-            one.put(step, 0, 1)
+            await one.put(step, 0, 1)
             if step < 3:
-                one.put(step - 1, 2)
-        one.put(0, 2)
+                await one.put(step - 1, 2)
+        await one.put(0, 2)
 
         async def is_refused() -> bool:
             try:
@@ -148,28 +157,31 @@ async def test_a_member_that_has_only_the_old_key_is_refused_and_says_so(tmp_pat
 
         await until(is_refused)
         one.term.check()
-        write(one.files[2], STEPS[3])
+        await one.put(2, 2)
         await one.until_all_see_the_leader()
 
 
-def read_once(file: KeyFile) -> tuple[bytes, ...]:
-    return file._keys
+async def never(_: KeyFile) -> None:
+    """Read the file no more."""
 
 
-async def never(_: TcpTransport) -> None:
+async def look_only(transport: TcpTransport, keys: KeysOfFleet) -> None:
     """End no connection."""
+    while True:
+        await asyncio.sleep(transport._fleet.heartbeat)
+        await keys.look()
 
 
 def first_only(keys: KeysOfFleet) -> tuple[SharedKey, ...]:
-    return (SharedKey.of(keys._file.latest()[0], keys._terms),)
+    return (SharedKey.of(keys._file.keys[0], keys._terms),)
 
 
 @pytest.mark.parametrize(
     ("where", "name", "plant", "test"),
     [
-        (KeyFile, "latest", read_once, replace_in_three_steps),
+        (KeyFile, "look", never, replace_in_three_steps),
         (KeysOfFleet, "latest", first_only, replace_in_three_steps),
-        (TcpTransport, "_end_sealed_with_old_keys", never, test_a_connection_ends_when_its_key_is_left_out),
+        (TcpTransport, "_follow", look_only, test_a_connection_ends_when_its_key_is_left_out),
     ],
     ids=["reads its file once", "accepts the first key only", "leaves connections alone"],
 )
@@ -191,40 +203,61 @@ async def test_a_file_that_can_not_be_used_is_reported_once_and_its_keys_are_use
     path = tmp_path / "key"
     write(path, [OLD, NEW])
     file, facts = KeyFile(str(path), path.read_bytes()), list[Fact]()
-    file.report_to(facts.append)
     both = (OLD.encode(), NEW.encode())
-    changes: list[tuple[Callable[[], None], str]] = [
-        (lambda: path.unlink(), "it can't be read: No such file or directory"),
+    path.unlink()
+    await file.look()
+    file.report_to(facts.append)  # a failure before that is told later
+    changes: list[tuple[Callable[[], object], str]] = [
+        (lambda: None, "it can't be read: No such file or directory"),
         (lambda: write(path, ["short"]), "it must hold at least 16 bytes, not 5"),
-        (lambda: write(path, [NEW, "short"]), "it must hold at least 16 bytes in each line, and key 2 has 5"),
-        (
-            lambda: write(path, [f"{NEW}{one}" for one in range(KEYS_MAX + 1)]),
-            "at most 4 keys, one in each line, not 5",
-        ),
+        (lambda: write(path, [NEW, "short"]), "it must hold at least 16 bytes for each key, and key 2 has 5"),
+        (lambda: write(path, TOO_MANY), "at most 4 keys, with empty lines between them, not 5"),
+        (lambda: write(path, [f"\ufeff{OLD}", NEW]), "it must hold ASCII alone, if there are several keys"),
+        (lambda: path.write_text("x" * (BYTES_MAX + 1)), "at most 65,536 bytes, not 65,537"),
+        (lambda: write(path, ["another" * 4]), "it must hold one of the keys from before, too"),
         (lambda: os.truncate(path, 0), "it must hold at least 16 bytes, not 0"),
     ]
     for change, says in changes:
         change()
-        assert file.latest() == file.latest() == both
+        for _ in range(4):
+            await file.look()
+            assert file.keys == both
         assert len(facts) == 1
         assert facts[0].code == "peers-key-not-renewed"
         assert says in facts.pop().value
         write(path, [OLD, NEW])
-        assert file.latest() == both
-    write(path, [NEW])
-    assert file.latest() == (NEW.encode(),)
+        for _ in range(2):
+            await file.look()
     assert not facts
 
 
+async def test_a_file_is_used_when_it_was_found_twice(tmp_path: Path) -> None:
+    """It may be half-written."""
+    path = tmp_path / "key"
+    write(path, [OLD])
+    file = KeyFile(str(path), path.read_bytes())
+    path.write_text(f"{OLD}\n\n{NEW[:20]}")
+    await file.look()
+    assert [*file.keys] == [OLD.encode()]
+    path.write_text(f"{OLD}\n\n{NEW}")
+    await file.look()
+    assert [*file.keys] == [OLD.encode()]
+    await file.look()
+    assert [*file.keys] == [OLD.encode(), NEW.encode()]
+
+
 def test_keys_of_a_file() -> None:
-    assert keys_in(f" {OLD} \n".encode()) == (OLD.encode(),)
-    assert keys_in(f"{OLD}\r\n\r\n{NEW}\n{OLD}\n".encode()) == (OLD.encode(), NEW.encode())
-    raw = bytes(range(32))  # has a line end, and is no text: one key, as `openssl rand 32` makes it
-    assert keys_in(raw + b"\xff") == (raw.strip() + b"\xff",)
+    old, new = OLD.encode(), NEW.encode()
+    assert keys_in(b" " + old + b" \n") == (old,)
+    assert keys_in(old + b"\r\n \t\r\n\r\n" + new + b"\n\n" + old + b"\n") == (old, new)
+    wrapped = old + b"\n" + new + b"\n"  # as `openssl rand -base64 100` writes one key
+    assert keys_in(wrapped) == (wrapped.strip(),)
+    raw = bytes(range(0x80, 0x90)) + b"\n\n" + bytes(range(0x80, 0x90))  # as `openssl rand 34` may
+    assert keys_in(raw) == (raw,)
 
 
 def test_a_file_with_too_many_keys_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     write(path, TOO_MANY)
-    with pytest.raises(ConfigError, match="the key file must hold at most 4 keys, one in each line, not 5; make one"):
+    with pytest.raises(ConfigError, match="the key file must hold at most 4 keys, with empty lines between them"):
         Settings.of(Url.parse(f"peers://a:1,b:1,c:1?key_file={path}"))

@@ -87,6 +87,7 @@ def token(password: str, user: str | None = "policy", ends_in: float = 1e9) -> s
     ("password", "user", "said"),
     [
         (KEY, None, "without the policy's name"),
+        (f"Endpoint=sb://x/;SharedAccessKey={KEY}", None, "not the connection string"),
         ("hush", "policy", "copy the primary or secondary key alone"),
         (f"Endpoint=sb://x/;SharedAccessKey={KEY}", "policy", "not the connection string"),
         ("sr=x&sig=y", None, "copy the whole of it"),

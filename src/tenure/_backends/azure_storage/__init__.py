@@ -38,8 +38,7 @@ def open(url: Url, *, clock: Clock | None = None, credentials: Source | None = N
         ConfigError: The address can't be read, or an option is unknown or doesn't fit.
     """
     address, options = address_of(url, given=credentials)
-    secret = "a signature" if address.sas else next((f"{one}=" for one in options.secrets), "")
-    logins = logins_of(url, options, credentials, user=None, password=None, login_file=secret, check=check_login)
+    logins = logins_of(url, options, credentials, user=None, password=None, check=check_login)
     blobs, queues = Account(url, address, options, logins), Account(url, address, options, logins)
     return AzureBackend(blobs, queues, clock or SystemClock())
 

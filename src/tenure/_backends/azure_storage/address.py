@@ -107,13 +107,18 @@ def address_of(
     plain = replace(url, query={name: value for name, value in url.query.items() if name not in signature})
     options = plain.options(Options)
     if url.user is not None:
-        raise ConfigError(f"{url} must have no login; write azure://ACCOUNT, and see the page on secrets of an account")
+        instead = "azurite://HOST:PORT" if url.scheme == "azurite" else "azure://ACCOUNT"
+        raise ConfigError(f"{url} must have no login; write {instead}, and see the page on secrets of an account")
     if url.path not in ("", "/"):
         raise ConfigError(f"{url} has a path, which azure: doesn't use; did you mean ?container=…?")
     has_source = names_source(options, given)
+    if has_source and (signature or options.secrets):
+        also = "a signature" if signature else f"{options.secrets[0]}="
+        raise ConfigError(
+            f"{url} is given {also} beside credentials=, password_file= or password_command=; leave out all but one"
+        )
     if url.scheme == "azurite":
-        found = _azurite(url, options)
-        return replace(found, key=None) if has_source else found, options
+        return _azurite(url, options, has_source=has_source), options
     if options.queue_port is not None:
         raise ConfigError("queue_port is for azurite:// only; an account has a host name of its own for its queues")
     if signature:
@@ -121,11 +126,12 @@ def address_of(
         sas = "&".join(part for part in written if part.partition("=")[0] in signature)
         return replace(_account(url, url.hosts, options), sas=Secret(sas)), options
     if has_source:  # the secrets of the environment are for others
-        return _account(url, url.hosts or env.get("AZURE_STORAGE_ACCOUNT", ""), options), options
+        account = url.hosts or env.get("AZURE_STORAGE_ACCOUNT", "")
+        return _account(url, account, options, has_source=True), options
     return _with_secret(url, options, env), options
 
 
-def _azurite(url: Url, options: Options) -> Address:
+def _azurite(url: Url, options: Options, *, has_source: bool = False) -> Address:
     try:
         host, _, port = url.hosts.partition(":")
         blob_port = int(port or 10_000)
@@ -133,14 +139,19 @@ def _azurite(url: Url, options: Options) -> Address:
         raise ConfigError(f"{url} has a port that is no number; write azurite://127.0.0.1:10000") from None
     if not host:
         raise ConfigError(f"{url} must have a host, and no login; write azurite://127.0.0.1:10000")
+    if has_source and not may_be_emulator(host, has_known_key=False):
+        raise ConfigError(
+            f"{url} is asked without TLS, and anybody on the way could read a signature; write azure://ACCOUNT (only a "
+            "host of a private network may be an Azurite with a login of its own)"
+        )
     if not may_be_emulator(host, has_known_key=True):
         raise ConfigError(f"{url} names a host of Azure as an emulator, without TLS; write azure://ACCOUNT")
     queue_port = options.queue_port or blob_port + 1
     blobs, queues = (f"http://{host}:{each}/{DEVELOPMENT_ACCOUNT}" for each in (blob_port, queue_port))
-    return Address(DEVELOPMENT_ACCOUNT, blobs, queues, Secret(DEVELOPMENT_KEY))
+    return Address(DEVELOPMENT_ACCOUNT, blobs, queues, None if has_source else Secret(DEVELOPMENT_KEY))
 
 
-def _account(url: Url, name: str, options: Options) -> Address:
+def _account(url: Url, name: str, options: Options, *, has_source: bool = False) -> Address:
     # The whole host name is accepted, too: the portal shows it.
     account, dot, rest = name.partition(".")
     suffix = options.endpoint_suffix
@@ -149,10 +160,8 @@ def _account(url: Url, name: str, options: Options) -> Address:
         if service not in ("blob", "queue") or not suffix:
             raise ConfigError(f"{url} is no account; write azure://ACCOUNT, or azure://ACCOUNT.blob.core.windows.net")
     if not re.fullmatch(r"[a-z0-9]{3,24}", account):
-        raise ConfigError(
-            f"{url} has no account of 3 to 24 small letters and digits; write azure://ACCOUNT, or azure: alone with "
-            "AZURE_STORAGE_CONNECTION_STRING in the environment"
-        )
+        alone = "" if has_source else ", or azure: alone with AZURE_STORAGE_CONNECTION_STRING in the environment"
+        raise ConfigError(f"{url} has no account of 3 to 24 small letters and digits; write azure://ACCOUNT{alone}")
     return Address(account, f"https://{account}.blob.{suffix}", f"https://{account}.queue.{suffix}")
 
 

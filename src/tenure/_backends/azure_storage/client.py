@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import (
@@ -208,9 +209,15 @@ class Services:
 
 
 class LoopConnections:
-    """The clients of one loop, and the credential they share."""
+    """The clients of one loop, and the credential they share.
 
-    def __init__(self, address: Address, options: Options, logins: Logins) -> None:
+    Args:
+        address: Where the services are, and the login if it stays the same.
+        options: The time limit, and the container.
+        login: The login of the loop, if it changes.
+    """
+
+    def __init__(self, address: Address, options: Options, login: HeldLogin | None) -> None:
         self._address = address
         self._quotable: tuple[Secret | None, ...] = (address.key, signature_in(address.sas))
         hide(*self._quotable)
@@ -223,11 +230,11 @@ class LoopConnections:
         }
         self._container = options.container
         self._identity: Any = None
-        self._login = None if logins.is_fixed else HeldLogin(logins)
+        self._login = login
         self._made: dict[Kind | None, Services] = {}
         """By the kind of their login; without one, if that is fixed."""
         self._kind: Kind | None = None
-        if logins.is_fixed:
+        if login is None:
             credential, self._identity = _credential(address)
             self._made[None] = Services.of(address, {**self._settings, "credential": credential})
 
@@ -289,6 +296,7 @@ class Account:
         self.options: Options = options
         self.address: Address = address
         self._connections: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
+        self._held: WeakKeyDictionary[asyncio.AbstractEventLoop, HeldLogin] = WeakKeyDictionary()
         self._retired: dict[LoopConnections, asyncio.AbstractEventLoop] = {}
         self._closing = Tasks()  # their close(), under way
         self._worked = False
@@ -319,7 +327,7 @@ class Account:
             ) from None
         except (AzureError, OSError) as error:  # a TimeoutError is an OSError
             if limit.expired():
-                if (slow := self.logins.unanswered(within)) is not None:
+                if (slow := self._slow_login(within)) is not None:
                     raise slow from None
                 self._retire(connections)  # if one connection is silent, the others may be, too
             found = translate(
@@ -407,8 +415,15 @@ class Account:
         if connections is None:
             for old in [one for one in self._connections if one.is_closed()]:
                 del self._connections[old]
-            connections = self._connections[loop] = LoopConnections(self.address, self.options, self.logins)
+            # Connections are replaced when one is silent; the login of the loop is not.
+            login = None if self.logins.is_fixed else self._held.setdefault(loop, HeldLogin(self.logins))
+            connections = self._connections[loop] = LoopConnections(self.address, self.options, login)
         return connections
+
+    def _slow_login(self, within: float) -> Unavailable | None:
+        """Return an error if this task has waited for its login, and not for the service."""
+        held = self._held.get(asyncio.get_running_loop())
+        return self.logins.unanswered(within) if held is not None and held.has_kept_waiting() else None
 
     def _retire(self, connections: LoopConnections) -> None:
         """Use *connections* for no new request; close them when their requests have ended."""

@@ -57,11 +57,20 @@ def check_login(login: Login, source: str) -> Sequence[Secret]:
         raise ConfigError(f"{source} gives a user, and an account has none; leave user= out")
     if login.password is None or kind_of(login.password) is None:
         raise ConfigError(
-            f"{source} gives neither an account key, which is base64, nor a shared access signature, in which is sig=; "
-            "copy the whole of it from the account"
+            f"{source} gives neither an account key, which is base64, nor a shared access signature, as "
+            f"sv=…&sig=…; {_copied_instead(login.password)}"
         )
     signature = signature_in(login.password)
     return () if signature is None else (signature,)
+
+
+def _copied_instead(found: Secret | None) -> str:
+    text = found.reveal() if found is not None else ""
+    if "://" in text and "sig=" in text:
+        return "it is a whole URL: copy what follows its ?"
+    if "AccountKey=" in text:
+        return "it is a connection string: copy its AccountKey alone"
+    return "copy the whole of it from the account, and nothing else"
 
 
 class SigningPolicy(ExponentialRetry):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from tenure._backends.peers.address import Settings
 from tenure._backends.peers.client import Member
-from tenure._backends.peers.diagnosis import diagnose, tls_of, warnings_of
+from tenure._backends.peers.diagnosis import diagnose, keys_of, tls_of, warnings_of
 from tenure._backends.peers.leases import TRAITS, PeersLeases
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
@@ -40,7 +40,7 @@ class PeersBackend:
 
     async def describe(self) -> Sequence[Fact]:
         """Return the members that are alive, as seen from here, and the fleet's rules."""
-        return [*await diagnose(self.member), tls_of(self._settings)]
+        return [*await diagnose(self.member), *keys_of(self._settings), tls_of(self._settings)]
 
     def report_to(self, report: Callable[[Fact], None]) -> None:
         """Report certificates and keys that were replaced by what can't be used."""

@@ -292,7 +292,7 @@ def _key_of_file(path: str) -> tuple[SharedKey, KeyFile, tuple[Fact, ...]]:
         ) from None  # the cause quotes the path, which may be the secret itself
     except ValueError as error:
         raise ConfigError(f"the key file must hold {error}; make one with: {command}") from None
-    return SharedKey(file.latest()[0]), file, warnings
+    return SharedKey(file.keys[0]), file, warnings
 
 
 def _command_for(file: str) -> str:

@@ -25,6 +25,11 @@ def warnings_of(settings: Settings) -> list[Fact]:
     return [none, *settings.warnings]
 
 
+def keys_of(settings: Settings) -> list[Fact]:
+    """Return how many keys are accepted, if they are in a file: more than one while the key is replaced."""
+    return [] if settings.key_file is None else [Fact("keys", f"{len(settings.key_file.keys)} accepted")]
+
+
 def tls_of(settings: Settings) -> Fact:
     """Return what is verified of the connections: each side verifies the other's certificate."""
     authority = settings.options.tls_ca

@@ -39,6 +39,8 @@ _COUNTER = struct.Struct(">Q")
 _MAC = 32
 _LEAST = _MAC + _COUNTER.size
 _KEY = struct.Struct(">H")
+INTRODUCTION = _LEAST + 2 * _KEY.size
+"""Bytes of the first frame, after its length."""
 
 
 class Broken(Exception):

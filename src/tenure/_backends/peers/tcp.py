@@ -27,9 +27,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 from tenure._backends.peers.fleet import Fleet
-from tenure._backends.peers.keys import Keys
+from tenure._backends.peers.keys import Keys, KeysOfFleet
 from tenure._backends.peers.seal import (
     GREETING,
+    INTRODUCTION,
     NONCE,
     Broken,
     Channel,
@@ -162,8 +163,8 @@ class TcpTransport:
             self._outboxes[other] = Outbox(loop, max(1.0, self._fleet.question_lasts))
             self._reachable[other] = asyncio.Event()
             self._spawn(self._keep_dialling(other))
-        if not isinstance(self._secret, SharedKey):
-            self._spawn(self._end_sealed_with_old_keys())
+        if isinstance(self._secret, KeysOfFleet):
+            self._spawn(self._follow(self._secret))
 
     def send(self, to: int, message: Message) -> None:
         """Put *message* into the outbox of *to*; without one, it is lost."""
@@ -250,7 +251,8 @@ class TcpTransport:
         me = self._fleet.me
         assert me is not None
         frame = await self._frame(reader)
-        channels = [(key, key.channel(mine, theirs, dialled=False)) for key in self._secret.latest()]
+        keys = self._secret.latest() if len(frame) == INTRODUCTION else self._secret.latest()[:1]
+        channels = [(key, key.channel(mine, theirs, dialled=False)) for key in keys]
         key, channel = next((one for one in channels if one[1].has_sealed(frame)), channels[0])
         body = channel.open(frame, self.counts)
         try:
@@ -313,7 +315,8 @@ class TcpTransport:
             reading = asyncio.create_task(self._read(reader, channel, to))
             try:
                 done, _ = await asyncio.wait({reading}, timeout=ACCEPT_WITHIN)
-                (self.counts.refused.add if done else self.counts.refused.discard)(to)
+                is_refused = done and key in self._secret.latest()  # else it was broken here
+                (self.counts.refused.add if is_refused else self.counts.refused.discard)(to)
                 await asyncio.wait({writing, reading}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 writing.cancel()
@@ -325,11 +328,12 @@ class TcpTransport:
 
     # --- both ---
 
-    async def _end_sealed_with_old_keys(self) -> None:
-        """Break connections whose key is accepted no more: who has stolen one must not go on with it."""
+    async def _follow(self, keys: KeysOfFleet) -> None:
+        """Look for other keys, and break connections whose key is not accepted any more: it may be stolen."""
         while True:
             await asyncio.sleep(self._fleet.heartbeat)
-            accepted = self._secret.latest()
+            await keys.look()
+            accepted = keys.latest()
             for writer in [writer for writer, key in self._sealed.items() if key not in accepted]:
                 writer.transport.abort()
 

@@ -108,12 +108,20 @@ def address_of(
             f"{url} is given connection_string_env= beside credentials=, password_file= or password_command=; leave "
             "out all but one"
         )
-    if (url.user is not None and not has_source) or url.password is not None:
-        raise ConfigError(f"{url} must have no login; put a connection string into the environment variable {VARIABLE}")
+    if url.password is not None:
+        raise ConfigError(
+            f"{url} must have no password; "
+            + ("leave it out" if has_source else f"put a connection string into the environment variable {VARIABLE}")
+        )
+    if url.user is not None and not has_source:
+        raise ConfigError(
+            f"{url} must have no login; write servicebus: alone, with a connection string in the environment variable "
+            f"{VARIABLE}, or say where the key of this policy is: password_file=, password_command= or credentials="
+        )
     policy = url.user.reveal() if url.user is not None else None
     if has_source:
         if not options.emulator:
-            return Address(_host(url, options), policy=policy, has_source=True), options
+            return Address(_host(url, options, has_source=True), policy=policy, has_source=True), options
         host = url.hosts or "127.0.0.1"
         found = Address(host, None, True, policy, has_source=True)
         if not may_be_emulator(found.name, has_known_key=False):
@@ -133,12 +141,12 @@ def address_of(
     return Address(_host(url, options)), options
 
 
-def _host(url: Url, options: Options) -> str:
+def _host(url: Url, options: Options, *, has_source: bool = False) -> str:
     name, dot, _ = url.hosts.partition(".")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]", name):
+        alone = "" if has_source else f", or servicebus: alone with {VARIABLE} in the environment"
         raise ConfigError(
-            f"{url} has no namespace of 6 to 50 letters, digits and hyphens; write servicebus://NAMESPACE, or "
-            f"servicebus: alone with {VARIABLE} in the environment"
+            f"{url} has no namespace of 6 to 50 letters, digits and hyphens; write servicebus://NAMESPACE{alone}"
         )
     return url.hosts if dot else f"{name}.{options.endpoint_suffix}"
 

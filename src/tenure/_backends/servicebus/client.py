@@ -321,7 +321,11 @@ class Namespace:
     ) -> L:
         """Open a link, which the service may delay for *wait* seconds; or a connection without one."""
 
+        has_login = False
+
         async def attach(login: Login) -> Any:
+            nonlocal has_login
+            has_login = True
             owner = make()
             try:
                 with nullcontext() if self.signer is None else self.signer.attaching(login):
@@ -336,7 +340,8 @@ class Namespace:
             async with asyncio.timeout(self.options.timeout + wait):
                 owner = await self.logins.let_in(attach, _is_login_refused)
         except TimeoutError:
-            raise self.logins.unanswered(self.options.timeout) or TimeoutError() from None
+            slow = None if has_login else self.logins.unanswered(self.options.timeout)
+            raise slow or TimeoutError() from None
         link = wrap(owner, self.clock.now)
         link.silence_max = max(link.silence_max, self.options.timeout)
         link.start()

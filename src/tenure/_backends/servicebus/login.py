@@ -91,15 +91,15 @@ def check_login(login: Login, source: str, *, emulator: bool) -> Sequence[Secret
     text = "" if login.password is None else login.password.reveal()
     if _is_signature(text):
         return _check_signature(text, login.user, source)
-    if not login.user:
-        raise ConfigError(
-            f"{source} gives the key of a shared access policy without the policy's name; return "
-            "tenure.Credentials(key, user=policy), or write servicebus://POLICY@NAMESPACE"
-        )
     if not _is_key(text, emulator=emulator):
         raise ConfigError(
             f"{source} gives what is no key of a shared access policy (not shown); copy the primary or secondary key "
             "alone, 44 characters, not the connection string"
+        )
+    if not login.user:
+        raise ConfigError(
+            f"{source} gives the key of a shared access policy without the policy's name; write "
+            "servicebus://POLICY@NAMESPACE, or return tenure.Credentials(key, user=policy)"
         )
     return ()
 
