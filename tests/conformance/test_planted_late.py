@@ -130,10 +130,10 @@ def test_harm_of_a_late_request_to_a_queue_is_found(plant: type[MemoryBroker], t
 
 
 def test_every_test_of_late_requests_finds_a_plant() -> None:
-    late = {name for suite in (LeaseFaultSuite, BrokerFaultSuite) for name, _ in calls(suite) if "_late" in name}
+    late = {name for suite in (LeaseFaultSuite, BrokerFaultSuite) for name, _ in calls(suite) if "_a_late_" in name}
     assert late == {test for _, test in (*LEASES, *QUEUES)}
 
 
 def late_findings(suite: type, make_harness: Callable[[], LeaseHarness | QueueHarness]) -> set[str]:
     """Run the tests of *suite* about requests that are carried out late, and return those that fail."""
-    return failing_tests(make_harness, suite, is_meant=lambda name: "_late" in name)
+    return failing_tests(make_harness, suite, is_meant=lambda name: "_a_late_" in name)
