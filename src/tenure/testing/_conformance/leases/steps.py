@@ -12,6 +12,8 @@ import pytest_asyncio
 
 from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, Granted, HeldBy
+from tenure.errors import Unavailable
+from tenure.testing import until
 from tenure.testing._conformance.harness import LeaseHarness
 
 ROUNDED = 0.01  # seconds by which a store may round its times
@@ -54,10 +56,19 @@ async def claim(store: LeaseStore, name: str, holder: str, ttl: float) -> Grant:
 async def catch_up(store: LeaseStore, name: str) -> None:
     """Let the server that is asked next know what all others do.
 
-    One that is behind answers a candidate in its queue by an older state, until it gives it a hint.
+    One that is behind answers a candidate in its queue by an older state, until it gives it a hint. It may be slow to
+    answer on a busy machine.
     """
+
+    async def has_answered() -> bool:
+        try:
+            await store.inspect(name)
+        except Unavailable:
+            return False
+        return True
+
     if store.traits.queued:
-        await store.inspect(name)
+        await until(has_answered)
 
 
 async def look(store: LeaseStore, *names: str) -> None:
