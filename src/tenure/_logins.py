@@ -430,6 +430,26 @@ def names_source(options: PasswordOptions, given: Source | None) -> bool:
     return given is not None or options.password_file is not None or options.password_command is not None
 
 
+def names_only_source(url: Url, options: PasswordOptions, given: Source | None, other: str) -> bool:
+    """Return :func:`names_source`.
+
+    Args:
+        url: The store, for the message.
+        options: What the URL says of the password.
+        given: The caller's own.
+        other: Another login that the URL names; empty: none.
+
+    Raises:
+        ConfigError: There are both.
+    """
+    has_source = names_source(options, given)
+    if has_source and other:
+        raise ConfigError(
+            f"{url} is given {other} beside credentials=, password_file= or password_command=; leave out all but one"
+        )
+    return has_source
+
+
 def logins_of(
     store: object,
     options: PasswordOptions,

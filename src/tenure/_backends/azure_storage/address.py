@@ -14,7 +14,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from tenure._azure_emulators import may_be_emulator
-from tenure._logins import PasswordOptions, Source, names_source
+from tenure._logins import PasswordOptions, Source, names_only_source
 from tenure._secret import Secret
 from tenure._url import Url, is_loopback, require_host, secret_in
 from tenure.errors import ConfigError
@@ -111,12 +111,8 @@ def address_of(
         raise ConfigError(f"{url} must have no login; write {instead}, and see the page on secrets of an account")
     if url.path not in ("", "/"):
         raise ConfigError(f"{url} has a path, which azure: doesn't use; did you mean ?container=…?")
-    has_source = names_source(options, given)
-    if has_source and (signature or options.secrets):
-        also = "a signature" if signature else f"{options.secrets[0]}="
-        raise ConfigError(
-            f"{url} is given {also} beside credentials=, password_file= or password_command=; leave out all but one"
-        )
+    other = "a signature" if signature else next((f"{one}=" for one in options.secrets), "")
+    has_source = names_only_source(url, options, given, other)
     if url.scheme == "azurite":
         return _azurite(url, options, has_source=has_source), options
     if options.queue_port is not None:

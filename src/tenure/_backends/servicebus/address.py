@@ -13,7 +13,7 @@ from types import MappingProxyType
 from urllib.parse import parse_qs
 
 from tenure._azure_emulators import may_be_emulator
-from tenure._logins import PasswordOptions, Source, names_source
+from tenure._logins import PasswordOptions, Source, names_only_source
 from tenure._secret import Secret
 from tenure._url import Url, require_host, secret_in
 from tenure.errors import ConfigError
@@ -102,12 +102,8 @@ def address_of(
     options = url.options(Options)
     if url.path not in ("", "/"):
         raise ConfigError(f"{url} has a path, which servicebus: doesn't use; name the queue in backend.queue(…)")
-    has_source = names_source(options, given)
-    if has_source and options.connection_string_env:
-        raise ConfigError(
-            f"{url} is given connection_string_env= beside credentials=, password_file= or password_command=; leave "
-            "out all but one"
-        )
+    other = "connection_string_env=" if options.connection_string_env else ""
+    has_source = names_only_source(url, options, given, other)
     if url.password is not None:
         raise ConfigError(
             f"{url} must have no password; "

@@ -320,7 +320,6 @@ class Namespace:
         self, make: Callable[[], Any], wrap: Callable[..., L], wait: float = 0.0, *, linked: bool = True
     ) -> L:
         """Open a link, which the service may delay for *wait* seconds; or a connection without one."""
-
         has_login = False
 
         async def attach(login: Login) -> Any:
