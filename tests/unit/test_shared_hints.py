@@ -290,21 +290,38 @@ async def test_a_source_that_ends_at_once_is_followed_ever_less_often() -> None:
     await hints.close()
 
 
+class Moving(Feeds):
+    """Its topics are at one source, and then at another one; the first may be one of which nothing can come."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.key, self.deaf_at = "a", {"a"}
+
+    async def keys_of(self, topic: str) -> Collection[str]:
+        return (self.key,)
+
+    def source(self, key: str) -> Feed:
+        return DeafAtTimes(self, key)
+
+
+class DeafAtTimes(Feed):
+    _hints: Moving
+
+    async def follow(self) -> None:
+        if self.key in self._hints.deaf_at:
+            self.deaf()
+        else:
+            await super().follow()
+
+
 @in_virtual_time
 async def test_a_topic_that_moves_while_its_source_is_silent_is_heard_at_the_other_one() -> None:
-    class Moving(Feeds):
-        key = "a"
-
-        async def keys_of(self, topic: str) -> Collection[str]:
-            return (self.key,)
-
     store = Store()
-    store.is_mute = True
     hints = Moving(store)
     one = Listening(hints, "b/1")
     await asyncio.sleep(DEAF[1])
     assert one.told == ["absent"]
-    store.is_mute, hints.key = False, "b"
+    hints.key = "b"
     hints.here()["a"].notify()  # as the source does when it finds that its topic is elsewhere
     await asyncio.sleep(1.0)
     before = len(one.told)
@@ -312,6 +329,25 @@ async def test_a_topic_that_moves_while_its_source_is_silent_is_heard_at_the_oth
     store.change("b/1")
     await asyncio.sleep(1.0)
     assert one.told[before:] == [None]
+    await hints.close()
+
+
+@in_virtual_time
+async def test_a_source_that_hears_again_once_its_topic_has_moved_tells_nobody_that_hints_are_absent() -> None:
+    store = Store()
+    hints = Moving(store)
+    one = Listening(hints, "b/1")
+    await asyncio.sleep(0.1)
+    assert one.told == ["absent"]
+    hints.key, old = "b", hints.here()["a"]
+    old.notify()
+    hints.deaf_at.clear()
+    await until(lambda: old.is_live, within=DEAF[0])
+    await asyncio.sleep(2 * STEADY)
+    before = len(one.told)
+    store.change("b/1")
+    await asyncio.sleep(1.0)
+    assert one.told == ["absent"] + before * [None]
     await hints.close()
 
 
