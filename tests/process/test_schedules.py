@@ -1,4 +1,4 @@
-"""Processes that run a schedule, killed and stopped around its slots, on each kind of store: each slot is sent once.
+"""Processes that run a schedule, on each kind of store: each slot is sent once, whoever dies; and pauses end in time.
 
 Always the process that has sent the newest slot is killed, at a random moment until shortly after the next one is due.
 ``TENURE_LONG=1`` makes it 100 of them, instead of 12.
@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
+from tenure._schedule.machine import LOOK_EVERY
 from tenure._schedule.plan import Plan
 from tenure._schedule.slots import id_of, newest, slots_of
 from tests.durations import wait_until
@@ -101,6 +102,30 @@ def store(kind: str, folder: Path) -> Iterator[str]:
             with tenure.sync.connect(url) as backend:
                 backend.migrate()
             yield url
+
+
+def after_pause(fleet: Fleet, paused_at: float) -> list[float]:
+    """Return the slots that were sent and are later than the pause; a report may be late."""
+    return [slot for slot, _ in fleet.sent() if slot > paused_at]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis", "postgres", "nats"])
+def test_the_first_slot_after_a_pause_is_sent_in_time(kind: str, tmp_path: Path) -> None:
+    with store(kind, tmp_path) as url, tenure.sync.connect(url) as backend:
+        fleet = Fleet(url, tmp_path)
+        try:
+            fleet.newest_sender()
+            schedules = backend.queue("beats").schedules
+            schedules.pause("beat")
+            paused_at = time.time()
+            wait_until(lambda: time.time() > paused_at + 5 * EVERY)  # all have seen that it is paused
+            assert not after_pause(fleet, paused_at)
+            resumed_at = time.time()
+            schedules.resume("beat")
+            wait_until(lambda: after_pause(fleet, paused_at), within=LOOK_EVERY / 2)
+            assert after_pause(fleet, paused_at)[0] >= resumed_at - EVERY
+        finally:
+            fleet.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis", "postgres", "nats"])

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tenure._schedule.machine import Advance, Look, ScheduleMachine, Wait
 from tenure._schedule.plan import Plan, Record
+from tenure._schedule.schedules import resumed
 from tenure._schedule.slots import slots_of
 
 BEGIN = 1.7e9
@@ -91,6 +93,7 @@ class Fleet:
         make_store, make_machine: Others have planted bugs.
         one_plan: Whether all processes have the same plan.
         clock_steps: Whether the store's clock is set now and then.
+        is_stopped: Whether somebody pauses the schedule for a while, once all is well.
     """
 
     seed: int
@@ -98,6 +101,7 @@ class Fleet:
     make_machine: Callable[[str, Plan, random.Random], ScheduleMachine] = ScheduleMachine
     one_plan: bool = True
     clock_steps: bool = False
+    is_stopped: bool = False
     store: Store = field(init=False)
     now: float = field(init=False, default=0.0)
     calls: int = field(init=False, default=0)
@@ -109,6 +113,8 @@ class Fleet:
     _is_away: bool = field(init=False, default=False)
     _is_deployed: bool = field(init=False, default=False)
     drawn: Draw = field(init=False)
+    stop: tuple[float, float] = field(init=False, default=(math.inf, -math.inf))
+    """From when until when the schedule is paused, by the store's clock."""
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -152,6 +158,10 @@ class Fleet:
         if len(drawn.plans) > 1:
             self._at(drawn.length / 2, self._deploy)
         self._at(drawn.length, self._heal)
+        if self.is_stopped:
+            begin = drawn.length + LATE + rng.uniform(0.0, 100.0)
+            self._at(begin, self._pause)
+            self._at(begin + rng.uniform(0.0, 400.0), self._resume)
         end = drawn.length + 700.0
         while self._queue and self._queue[0][0] <= end:
             self.now, _, act = heapq.heappop(self._queue)
@@ -277,16 +287,28 @@ class Fleet:
         living = [one for one in self._processes if one.is_alive]
         for place, process in enumerate(living[:: 2 if self.drawn.mixed else 1]):
 
-            def replace(old: Process = process) -> None:
+            def renew(old: Process = process) -> None:
                 old.is_alive = False
                 self._start(self.drawn.plans[-1])
 
-            self._at(self.now + place * 3.0, replace)
+            self._at(self.now + place * 3.0, renew)
 
     def _heal(self) -> None:
         self._is_away = False
         if not any(one.is_alive for one in self._processes):
             self._start(self._newest_plan())
+
+    def _pause(self) -> None:
+        assert self.store.record is not None
+        record = Record.decoded(self.store.record, "tidy")
+        self.store.record = replace(record, paused=True).encoded()
+        self.stop = self.store.wall(self.now), math.inf
+
+    def _resume(self) -> None:
+        assert self.store.record is not None
+        end = self.store.wall(self.now)
+        self.store.record = resumed(Record.decoded(self.store.record, "tidy"), end).encoded()
+        self.stop = self.stop[0], end
 
     # --- what must hold ---
 
@@ -297,6 +319,9 @@ class Fleet:
             self.findings.append(f"slots were sent twice: {twice}")
         if sent != sorted(sent):
             self.findings.append("slots were not sent in order")
+        begin, end_of_stop = self.stop
+        if stopped := [slot for slot, at in self.store.sent if begin < BEGIN + at and slot <= end_of_stop]:
+            self.findings.append(f"slots were sent although the schedule was paused: {stopped[:5]}")
         for slot, at in self.store.sent:
             if not self.clock_steps and slot > BEGIN + at:
                 self.findings.append(f"the slot {slot} was sent {slot - BEGIN - at:g} s too early")
@@ -318,7 +343,7 @@ class Fleet:
         if plan.missed != "all" or not sent:
             return
         due = list(itertools.takewhile(lambda slot: slot <= sent[-1], slots_of(plan).after(sent[0])))
-        missing = sorted(set(due) - set(sent))
+        missing = sorted(slot for slot in set(due) - set(sent) if not self._is_stopped_at(slot))
         if missing and due[1] - due[0] > 6.0:  # else there may be more than are caught up with
             self.findings.append(f"slots are missing: {missing[:5]}")
 
@@ -326,8 +351,13 @@ class Fleet:
         """Once all is well, every slot is sent, and soon."""
         begin = BEGIN + self.drawn.length + LATE
         due = list(itertools.takewhile(lambda slot: slot <= BEGIN + end - 1.0, slots_of(plan).after(begin)))
+        due = [slot for slot in due if not self._is_stopped_at(slot)]
         if set(due) - set(sent):
             self.findings.append(f"slots were not sent although all was well: {sorted(set(due) - set(sent))[:5]}")
         late = {slot: at for slot, at in self.store.sent if slot in set(due) and at + BEGIN - slot > 1.0}
         if late:
             self.findings.append(f"slots were sent late although all was well: {late}")
+
+    def _is_stopped_at(self, slot: float) -> bool:
+        """Return whether the schedule was paused at *slot*, or a moment before: it may not be sent any more then."""
+        return self.stop[0] - 1.0 <= slot <= self.stop[1]

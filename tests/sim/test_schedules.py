@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tenure._schedule.machine import Advance, Look, ScheduleMachine, Wait
+from tenure._schedule.machine import LOOK_EVERY, Advance, Look, ScheduleMachine, Wait
 from tenure._schedule.plan import Plan, Record
 from tests.sim.schedules import Fleet, Store
 
@@ -27,11 +27,12 @@ def first_finding(
     *,
     one_plan: bool = True,
     clock_steps: bool = False,
+    is_stopped: bool = False,
     seeds: Iterable[int] = range(SEEDS),
 ) -> str:
     """Return what is wrong in the first run in which anything is; empty if in none."""
     for seed in seeds:
-        run = Fleet(seed, make_store, make_machine, one_plan, clock_steps)
+        run = Fleet(seed, make_store, make_machine, one_plan, clock_steps, is_stopped)
         if found := run.run():
             return f"seed {seed}, {run.drawn}: {found[0]}"
     return ""
@@ -51,6 +52,10 @@ def test_each_slot_is_sent_once_while_the_plan_changes() -> None:
 
 def test_no_slot_is_sent_twice_when_the_clock_of_the_store_is_set() -> None:
     assert first_finding(clock_steps=True) == ""
+
+
+def test_the_first_slot_after_a_pause_is_sent_in_time() -> None:
+    assert first_finding(is_stopped=True, seeds=FEW) == ""
 
 
 def test_the_runs_see_what_can_go_wrong() -> None:
@@ -137,6 +142,21 @@ class NeverLooksAgain(ScheduleMachine):
         self._retry_at = float("inf")
 
 
+class HearsOfNoEnd(ScheduleMachine):
+    """Looks at a paused schedule as rarely as at any other one."""
+
+    def _see(self, text: str | None, store_now: float, asked_at: float, now: float) -> None:
+        super()._see(text, store_now, asked_at, now)
+        self._look_at = now + LOOK_EVERY
+
+
+class SendsWhilePaused(ScheduleMachine):
+    def _see(self, text: str | None, store_now: float, asked_at: float, now: float) -> None:
+        super()._see(text, store_now, asked_at, now)
+        if self.record is not None:
+            self.record = replace(self.record, paused=False)
+
+
 @pytest.mark.parametrize("store", [ComparesNothing, SendsEarly])
 def test_a_bug_in_the_store_is_found(store: type[Store]) -> None:
     assert first_finding(store)
@@ -159,3 +179,8 @@ def test_a_bug_in_the_machine_is_found(machine: type[ScheduleMachine]) -> None:
 @pytest.mark.parametrize("machine", [WritesItsPlanAgain, NeverWritesItsPlan])
 def test_a_bug_about_plans_is_found(machine: type[ScheduleMachine]) -> None:
     assert first_finding(make_machine=machine, one_plan=False)
+
+
+@pytest.mark.parametrize("machine", [HearsOfNoEnd, SendsWhilePaused])
+def test_a_bug_about_pauses_is_found(machine: type[ScheduleMachine]) -> None:
+    assert first_finding(make_machine=machine, is_stopped=True)

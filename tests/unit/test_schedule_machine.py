@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tenure._schedule.machine import EARLY_MIN, LOOK_EVERY, Advance, Look, ScheduleMachine, Wait
+from tenure._schedule.machine import EARLY_MIN, LOOK_EVERY, WITHHELD_EVERY, Advance, Look, ScheduleMachine, Wait
 from tenure._schedule.plan import Plan, Record
 
 PLAN = Plan(10.0)
@@ -30,18 +30,48 @@ def test_a_slot_is_asked_for_when_it_is_due_by_the_clock_of_the_store() -> None:
     assert (due.slots, due.not_before) == ((STORE + 10,), STORE + 10)
 
 
-def test_after_the_clock_of_the_store_was_set_back_it_looks_again_within_a_minute() -> None:
+def next_look(machine: ScheduleMachine, now: float) -> float:
+    """Return when the machine looks; it asks for nothing else before."""
+    while isinstance(step := machine.next(now), Wait):
+        assert step.until > now
+        now = step.until
+    assert isinstance(step, Look)
+    return now
+
+
+def test_after_the_clock_of_the_store_was_set_back_it_looks_when_the_next_slot_would_be_due() -> None:
     machine = machine_that_knows(Record(PLAN, STORE))
     due = machine.next(10.5)
     assert isinstance(due, Advance)
     machine.advanced(False, due.expected, STORE - 3_600, 10.5, 10.5)
     assert machine.behind == pytest.approx(3_600)
-    now = 10.5
-    while isinstance(step := machine.next(now), Wait):
-        assert step.until > now
-        now = step.until
-    assert isinstance(step, Look)
-    assert now <= 10.5 + LOOK_EVERY
+    assert next_look(machine, 10.5) == pytest.approx(20.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("every", "looks_at"),
+    [(10.0, 10.0), (0.2, WITHHELD_EVERY), (1e6, LOOK_EVERY)],
+    ids=["now and then", "often", "rarely"],
+)
+def test_a_paused_one_looks_when_the_next_slot_would_be_due(every: float, looks_at: float) -> None:
+    plan = Plan(every)
+    machine = machine_that_knows(Record(plan, STORE, paused=True), plan)
+    assert 0.9 * looks_at <= next_look(machine, 0.0) <= looks_at + 0.01
+
+
+def test_the_first_slot_after_a_pause_is_sent_in_time() -> None:
+    paused = Record(PLAN, STORE, paused=True)
+    machine = machine_that_knows(paused)
+    for at in (10.01, 20.01):
+        assert next_look(machine, 0.0) == pytest.approx(at, abs=0.01)
+        machine.looked(paused.encoded(), STORE + at, at, at)
+    resumed = replace(paused, paused=False, settled_until=STORE + 23.0)
+    at = next_look(machine, 20.01)
+    machine.looked(resumed.encoded(), STORE + at, at, at)
+    step = machine.next(at)
+    assert isinstance(step, Advance)
+    assert step.slots == (STORE + 30,)
+    assert at == pytest.approx(30.0, abs=0.01)
 
 
 def test_one_that_is_resumed_meanwhile_goes_on() -> None:

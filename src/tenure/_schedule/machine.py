@@ -11,6 +11,8 @@ Rules:
   were due by the plan before.
 - The plan that counts is the one that is kept: the process that was started last has written it, once. All that run go
   by it, and none writes its own a second time. So two programs with different plans don't take turns.
+- While slots are withheld, as the schedule is paused or the store's clock was set back, a process looks when the next
+  one would be due. So when the schedule is resumed, its next slot comes in time, and nobody has to tell the processes.
 - A request without an answer may have been carried out: the process looks, and goes by what it finds.
 """
 
@@ -27,6 +29,9 @@ from tenure.errors import ConfigError
 
 LOOK_EVERY = 60.0
 """Seconds after which what is kept is looked at again, and the store's clock with it; or up to a tenth sooner."""
+
+WITHHELD_EVERY = 1.0
+"""Seconds at least between two looks while slots are withheld that are due more often."""
 
 RETRY_MIN, RETRY_MAX = 0.5, 15.0
 """Seconds until a request is repeated that got no answer: at first, and after many."""
@@ -115,7 +120,7 @@ class ScheduleMachine:
         if now >= self._look_at:
             return Look()
         record, slots = self.record, self._slots
-        if record is None or slots is None or record.paused:
+        if record is None or slots is None or _is_withheld(record, store_now):
             return Wait(self._look_at)
         if (advance := self._due(record, slots, store_now)) is not None:
             return self._ask(advance)
@@ -138,7 +143,9 @@ class ScheduleMachine:
         elif asked is not None and text == asked.expected:
             early = asked.not_before - store_now
             # Not until a clock that was set back has caught up: meanwhile, the schedule may be resumed.
-            self._retry_at = now + (min(max(early, EARLY_MIN), LOOK_EVERY) if early > 0 else later(BUSY, self._rng))
+            self._retry_at = (
+                min(now + max(early, EARLY_MIN), self._look_at) if early > 0 else now + later(BUSY, self._rng)
+            )
 
     def unanswered(self, now: float) -> None:
         """Take note that the last request got no answer."""
@@ -172,6 +179,11 @@ class ScheduleMachine:
             self.problem = ""
         elif text != self._text:
             self._read(text)
+        if self.record is not None and self._slots is not None and _is_withheld(self.record, store_now):
+            following = first_after(self._slots, store_now)
+            if following is not None:
+                due = max(following - self._offset + AFTER, now + WITHHELD_EVERY)
+                self._look_at = min(self._look_at, due)
         settled = -math.inf if self.record is None else self.record.settled_until
         self.behind = settled - store_now if settled - store_now >= BEHIND_MIN else 0.0
 
@@ -221,3 +233,8 @@ class ScheduleMachine:
             skipped = first, last
         new = replace(record, settled_until=last, last=sent[-1] if sent else record.last)
         return Advance(self._text, new.encoded(), sent, last, skipped)
+
+
+def _is_withheld(record: Record, store_now: float) -> bool:
+    """Return whether slots that come are not sent, unless the schedule is resumed."""
+    return record.paused or record.settled_until > store_now

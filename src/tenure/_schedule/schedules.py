@@ -44,7 +44,7 @@ class Schedules:
         return await self._change(name, lambda record, _: replace(record, paused=True))
 
     async def resume(self, name: str) -> ScheduleStatus:
-        """Let the schedule *name* go on with its next slot. Running processes notice that within a minute.
+        """Let the schedule *name* go on with its next slot, in all processes.
 
         It also lets one go on whose slots are settled up to a moment in the future, because the store's clock was wrong
         and was set back.
@@ -53,10 +53,10 @@ class Schedules:
             ConfigError: There is no such schedule.
             Unavailable: The store could not be asked.
         """
-        return await self._change(name, _resumed)
+        return await self._change(name, resumed)
 
     async def remove(self, name: str) -> None:
-        """Forget the schedule *name*. A process that still runs it begins it anew, with its next slot.
+        """Forget the schedule *name*. A process that still runs it makes it anew, within a minute, with its next slot.
 
         Raises:
             ConfigError: There is no such schedule.
@@ -80,7 +80,8 @@ class Schedules:
                 await asyncio.sleep(BUSY)
 
 
-def _resumed(record: Record, now: float) -> Record:
+def resumed(record: Record, now: float) -> Record:
+    """Return *record*, so that its next slot after *now* is sent, by the store's clock."""
     settled = now if record.paused or record.settled_until > now else record.settled_until
     return replace(record, paused=False, settled_until=settled)
 
