@@ -20,6 +20,7 @@ from typing import Any
 
 from tenure._cli.exits import Exit
 from tenure._cli.group import BROKEN_PIPE
+from tenure._cli.orphans import Orphans
 from tenure._cli.output import notice, print_json, timestamp, warn
 from tenure._foreign import Unreadable, a_count, a_flag, a_list, a_text, read_object, read_or
 from tenure._supervisor import machine
@@ -145,6 +146,7 @@ class Supervision:
         self._is_unheard = False  # nobody reads our output
         self._crashes = 0
         self._past: Snapshot = {}  # metrics of processes that have ended
+        self._orphans = Orphans(lambda: {child.pid for child in self._children.values()})
 
     async def run(self) -> int:
         """Run until all processes have ended; return the exit code."""
@@ -182,6 +184,7 @@ class Supervision:
         }
         for number, event in on_signal.items():
             self._loop.add_signal_handler(number, self._feed, event)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._orphans.reap)
         if self._options.reload:
             self._begin(self._watch_files())
         try:
@@ -249,15 +252,17 @@ class Supervision:
     async def _run_child(self, number: int) -> None:
         """Start a process, pass on its reports, and report its end."""
         try:
-            child, reports = await self._started(number)
+            with self._orphans.starting():
+                child, reports = await self._started(number)
+                self._children[number] = child
         except OSError as error:  # the system gives no process
             warn(f"process {number} can't be started: {error.strerror}")
             self._feed(machine.Ended(number, Exit.NO_PROCESS, False))
             return
-        self._children[number] = child
         self._catch_up(number, child)
         reading = asyncio.create_task(self._read(number, child, reports))
         code = await child.process.wait()
+        self._orphans.reap()
         # Its children may hold the pipe open: what it has written itself is there by now.
         await asyncio.wait({reading}, timeout=0.2)
         reading.cancel()
