@@ -395,6 +395,7 @@ def test_processes_that_can_not_begin_end_it(start: Start, tmp_path: Path) -> No
         (["worker:servic"], 127, "the module 'worker' has no such service"),
         (["worker:orders"], 127, "has a TypedQueue there, not a tenure.Service"),
         (["wrker:service"], 127, "the module can't be imported: No module named 'wrker'"),
+        (["worker.service:service"], 127, "the module can't be imported: No module named 'worker.service'"),
         (["worker:service", "--processes", "0"], 78, "at least one process must run, not 0"),
         (["worker:service", "--processes", "6..2"], 78, "try 2..6"),
         (["worker:service", "--processes", "many"], 2, "'many' is no number of processes, and no range of it"),
@@ -405,6 +406,40 @@ def test_processes_that_can_not_begin_end_it(start: Start, tmp_path: Path) -> No
 def test_wrong_inputs(start: Start, tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
     done = warm.run(["run", *arguments], cwd=tmp_path)
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+
+
+BROKEN = {
+    "1 / 0\n": (
+        78,
+        "the module 'shop.models', which 'shop.worker' imports, raised ZeroDivisionError: division by zero",
+    ),
+    "import nosuch\n": (
+        127,
+        "the module 'shop.models', which 'shop.worker' imports, raised ModuleNotFoundError: No module named 'nosuch'",
+    ),
+    "def f(:\n": (78, "models.py, line 1 raised SyntaxError: invalid syntax"),
+    "import json\njson.loads('{')\n": (
+        78,
+        "the module 'shop.models', which 'shop.worker' imports, raised JSONDecodeError: Expecting",
+    ),
+    "class Own(Exception): ...\nraise Own('a\\nb')\n": (78, "imports, raised Own: a b"),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=str.split)
+def test_a_module_that_fails_is_named_with_its_traceback(start: Start, tmp_path: Path, text: str) -> None:
+    code, says = BROKEN[text]
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "models.py").write_text(text)
+    (tmp_path / "shop" / "worker.py").write_text(f"from shop import models\n{WORKER}")
+    run = start(service="shop.worker:service")
+    assert run.ended() == code
+    *shown, error = run.output.read_text().splitlines()
+    assert error.startswith("tenure: error: 'shop.worker:service': ")
+    assert says in error
+    assert shown[0] == "Traceback (most recent call last):"
+    assert any(f'{tmp_path}/shop/models.py", line ' in line for line in shown)
+    assert not any("importlib" in line or "entry_points" in line for line in shown)
 
 
 def test_an_order_that_comes_while_the_module_is_imported_is_obeyed(start: Start, tmp_path: Path) -> None:

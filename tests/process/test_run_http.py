@@ -202,6 +202,29 @@ def test_counters_never_fall_when_processes_are_killed_replaced_retired_and_end(
     assert run.ended() == 0
 
 
+def test_a_crash_loop_is_told_and_takes_no_other_process_with_it(start: Any, orders: Queue, tmp_path: Path) -> None:
+    run = start()
+    run.wait_ready(1)
+    works = run.pids()
+    (tmp_path / "broken").touch()
+    run.send_signal(signal.SIGTTIN)
+    run.wait_for("crashed", count=2)
+    code, said = run.get("/ready")
+    assert code == 200
+    assert re.fullmatch(
+        r"ready: 1 of 1 processes; \d crashes in a row, last process \d: ended with code 78"
+        r"(; the next one begins in \d s)?\n",
+        said,
+    ), said
+    orders.send(json=1)
+    wait_until(lambda: run.metrics().get(HANDLED) == 1.0, run.shown)
+    (tmp_path / "broken").unlink()
+    run.wait_for("begun", count=2)
+    assert works < run.pids()
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+
+
 def test_a_process_that_is_stopped_keeps_no_answer_waiting(start: Any, orders: Queue) -> None:
     run = start("--processes", "2")
     run.wait_ready(2)

@@ -7,11 +7,15 @@ import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import Any
 
 import tenure
 import tenure.sync
 from tenure._cli.exits import Exit, Failure
+
+_IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
+"""Where the files of frames begin that only import a module."""
 
 
 def handler_named(named: str) -> Callable[[Any], Awaitable[object] | object]:
@@ -47,7 +51,8 @@ def imported(named: str, kind: str, shown: str) -> tuple[Any, str]:
     """Import what ``module:name`` names, and return it, or None; and the name of its module.
 
     Raises:
-        Failure: The name has another form, or the module can't be imported.
+        Failure: The name has another form, or the module can't be imported. What it has raised is on stderr by then,
+            with its traceback.
     """
     module_name, colon, name = named.partition(":")
     if not colon or not module_name or not name:
@@ -55,11 +60,41 @@ def imported(named: str, kind: str, shown: str) -> tuple[Any, str]:
     sys.path.insert(0, os.getcwd())  # as python -m does: it is usually in a file of this folder
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise Failure(Exit.NOT_FOUND, f"{shown}: the module can't be imported: {error}") from error
     except Exception as error:  # any error of the module
-        what = "".join(traceback.format_exception_only(error)).strip()
-        raise Failure(Exit.CONFIG, f"{shown}: the module {module_name!r} raised {what}") from error
+        raise _failure(error, module_name, shown) from error
     for part in name.split("."):
         found = getattr(found, part, None)
     return found, module_name
+
+
+def _failure(error: Exception, module_name: str, shown: str) -> Failure:
+    """Return why the module can't be imported; print the traceback of what it, or one that it imports, has raised."""
+    code = Exit.NOT_FOUND if isinstance(error, ImportError) else Exit.CONFIG
+    own = _in_modules(error.__traceback__)
+    if own is None and code is Exit.NOT_FOUND:
+        return Failure(code, f"{shown}: the module can't be imported: {error}")
+    traceback.print_exception(error.with_traceback(own))
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}, line {error.lineno}"
+    else:
+        failed = _failed_module(own, module_name)
+        where = f"the module {failed!r}"
+        where += "" if failed == module_name else f", which {module_name!r} imports,"
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return Failure(code, f"{shown}: {where} raised {': '.join(filter(None, (type(error).__name__, text)))}")
+
+
+def _in_modules(trace: TracebackType | None) -> TracebackType | None:
+    """Return *trace* from its first line in a module of the user; None if there is none."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
+        trace = trace.tb_next
+    return trace
+
+
+def _failed_module(trace: TracebackType | None, module_name: str) -> str:
+    """Return the module that was executed last."""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "<module>":
+            module_name = str(trace.tb_frame.f_globals.get("__name__", module_name))
+        trace = trace.tb_next
+    return module_name

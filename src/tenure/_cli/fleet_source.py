@@ -58,11 +58,18 @@ class FleetSource:
     Args:
         processes: Returns those that have begun.
         counts: Returns the metrics of the supervisor itself.
+        crash_loop: Says whether processes crash one after the other; empty if they don't.
     """
 
-    def __init__(self, processes: Callable[[], Sequence[Process]], counts: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self,
+        processes: Callable[[], Sequence[Process]],
+        counts: Callable[[], Snapshot],
+        crash_loop: Callable[[], str] = lambda: "",
+    ) -> None:
         self._processes = processes
         self._counts = counts
+        self._crash_loop = crash_loop
         self._stats = Remembered(self._ask_stats)
         self._loop = asyncio.get_running_loop()
 
@@ -84,13 +91,14 @@ class FleetSource:
         return Health(True, "live")
 
     async def ready(self) -> Health:
-        """Return whether at least one process takes messages."""
+        """Return whether at least one process takes messages; and whether others crash again and again."""
         now = self._loop.time()
         running = [one for one in self._processes() if not one.is_ending]
         ready = [one for one in running if one.is_ready and now - one.reported_at <= SILENT]
+        crashes = f"; {said}" if (said := self._crash_loop()) else ""
         if ready:
-            return Health(True, f"ready: {len(ready)} of {len(running)} processes")
-        return Health(False, f"none of {len(running)} processes is ready")
+            return Health(True, f"ready: {len(ready)} of {len(running)} processes{crashes}")
+        return Health(False, f"none of {len(running)} processes is ready{crashes}")
 
     async def metrics(self) -> Snapshot:
         """Return the metrics of all processes, added up."""

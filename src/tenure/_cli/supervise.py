@@ -162,11 +162,14 @@ class Supervision:
         from tenure._cli.fleet_source import FleetSource
         from tenure._cli.http_server import serving
 
-        async with serving(FleetSource(self._begun, self._counts), self._options.http):
+        async with serving(FleetSource(self._begun, self._counts, self._crash_loop), self._options.http):
             yield
 
     def _begun(self) -> list[Child]:
         return [one for one in self._children.values() if one.has_begun]
+
+    def _crash_loop(self) -> str:
+        return self._machine.crash_loop(self._loop.time())
 
     def _counts(self) -> Snapshot:
         states = Counter(one.state.value for one in self._machine.processes.values())

@@ -271,6 +271,7 @@ class Supervisor:
         self._look_at = now + settings.look_every if settings.most > settings.least else NEVER
         self._crashes = 0  # in a row
         self._crashed_at = -NEVER
+        self._last_crash = ""  # which process, and how it ended
         self._failed = 0  # processes in a row that have ended before they had begun
         self._asked = 0  # the process that was asked for the backlog last
         self._finished = 0  # processes that have ended by themselves, as their work had
@@ -297,6 +298,14 @@ class Supervisor:
     def wanted(self) -> int:
         """How many processes are wanted now."""
         return self._scaling.wanted
+
+    def crash_loop(self, now: float) -> str:
+        """Say that processes crash one after the other, and when the next one begins; empty if they don't."""
+        if self._crashes < 2:
+            return ""
+        waits = self._code is None and self._is_short() and now < self._spawn_at
+        following = f"; the next one begins in {self._spawn_at - now:.0f} s" if waits else ""
+        return f"{self._crashes} crashes in a row, last {self._last_crash}{following}"
 
     def handle(self, event: Input, now: float) -> list[Effect]:
         """Take note of what has happened, and return what is to be done."""
@@ -384,6 +393,7 @@ class Supervisor:
             elif self._failed >= FAILED_MAX:
                 why = f"{FAILED_MAX} processes in a row have ended before they had begun"
         self._crashed_at = now
+        self._last_crash = f"process {process.number}: {_how(code)}"
         if why:
             effects.append(Say("crashed", process.number, f"{_how(code)}; {why}"))
             self._end_with(code if code > 0 else 128 - code, now, effects)
