@@ -59,6 +59,18 @@ def test_a_paused_one_looks_when_the_next_slot_would_be_due(every: float, looks_
     assert 0.9 * looks_at <= next_look(machine, 0.0) <= looks_at + 0.01
 
 
+def test_a_store_whose_clock_is_a_moment_behind_delays_no_slot() -> None:
+    """As after a failover, or where the process that wrote the plan took the store's clock to be later."""
+    plan = Plan(0.2)
+    machine = machine_that_knows(Record(plan, STORE + 0.05), plan)
+    step = machine.next(0.0)
+    assert isinstance(step, Wait)
+    assert step.until == pytest.approx(0.2, abs=0.01)
+    due = machine.next(step.until)
+    assert isinstance(due, Advance)
+    assert due.slots == (STORE + 0.2,)
+
+
 def test_the_first_slot_after_a_pause_is_sent_in_time() -> None:
     paused = Record(PLAN, STORE, paused=True)
     machine = machine_that_knows(paused)

@@ -120,7 +120,7 @@ class ScheduleMachine:
         if now >= self._look_at:
             return Look()
         record, slots = self.record, self._slots
-        if record is None or slots is None or _is_withheld(record, store_now):
+        if record is None or slots is None or record.paused:
             return Wait(self._look_at)
         if (advance := self._due(record, slots, store_now)) is not None:
             return self._ask(advance)
