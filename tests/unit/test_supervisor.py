@@ -330,6 +330,32 @@ def test_the_pauses_grow_beside_a_process_that_runs_well() -> None:
     assert pauses[-1] > 20.0
 
 
+def test_a_crash_loop_is_told_until_a_process_runs_well_or_no_more_are_wanted() -> None:
+    world = World()
+
+    def told() -> str:
+        return world.machine.crash_loop(world.now)
+
+    world.begin(1)
+    world.feed(Move(1))
+    world.end(2, 1)
+    assert told() == ""
+    world.pass_time(2.0)
+    world.end(3, 1)
+    assert told().startswith("2 crashes in a row, last process 3: ended with code 1; the next one begins in ")
+    world.pass_time(5.0)
+    assert told() == "2 crashes in a row, last process 3: ended with code 1"  # the next one is tried
+    world.feed(Move(-1))
+    assert told() == ""
+    world.feed(Move(1))
+    assert told()
+    world.pass_time(5.0)
+    world.begin()
+    world.pass_time(HEALTHY_AFTER)
+    world.begin()
+    assert told() == ""
+
+
 def test_what_hangs_after_its_handlers_is_killed_in_time() -> None:
     world = World(grace=20.0)
     world.begin()

@@ -301,7 +301,8 @@ class Supervisor:
 
     def crash_loop(self, now: float) -> str:
         """Say that processes crash one after the other, and when the next one begins; empty if they don't."""
-        if self._crashes < 2:
+        is_tried = any(one.began_at > self._crashed_at for one in self._kept())
+        if self._crashes < 2 or not (is_tried or self._is_short()):  # the latter: no more are wanted, so none crashes
             return ""
         waits = self._code is None and self._is_short() and now < self._spawn_at
         following = f"; the next one begins in {self._spawn_at - now:.0f} s" if waits else ""
