@@ -252,7 +252,7 @@ def test_a_handler_whose_module_raises(capsys: Captured, tmp_path: Path, monkeyp
     (tmp_path / "misspelt.py").write_text("def sell(:\n")
     code, out, err = run_cli(capsys, "work", "orders", "--handler", "broken:sell")
     assert (code, out) == (78, "")
-    assert err.splitlines()[0] == "Traceback (most recent call last):"
+    assert err.splitlines()[0] == "    Traceback (most recent call last):"
     assert err.splitlines()[-1] == (
         "tenure: error: --handler 'broken:sell': the module 'broken' raised RuntimeError: broken"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import tenure
 import tenure.sync
 from tenure._cli.exits import Exit, Failure
+from tenure._cli.output import print_traceback
+from tenure.errors import in_words
 
 _IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
 """Where the files of frames begin that only import a module."""
@@ -73,15 +74,15 @@ def _failure(error: Exception, module_name: str, shown: str) -> Failure:
     own = _in_modules(error.__traceback__)
     if own is None and code is Exit.NOT_FOUND:
         return Failure(code, f"{shown}: the module can't be imported: {error}")
-    traceback.print_exception(error.with_traceback(own))
+    print_traceback(error.with_traceback(own))
     if isinstance(error, SyntaxError) and error.filename:
-        where = f"{error.filename}, line {error.lineno}"
+        where, what = f"{error.filename}, line {error.lineno}", f"{type(error).__name__}: {error.msg}"
     else:
         failed = _failed_module(own, module_name)
         where = f"the module {failed!r}"
         where += "" if failed == module_name else f", which {module_name!r} imports,"
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return Failure(code, f"{shown}: {where} raised {': '.join(filter(None, (type(error).__name__, text)))}")
+        what = in_words(error).removesuffix(": ")
+    return Failure(code, f"{shown}: {where} raised {what}")
 
 
 def _in_modules(trace: TracebackType | None) -> TracebackType | None:

@@ -279,12 +279,12 @@ def body_text(body: bytes) -> str:
     return fields["body"] if fields["body_encoding"] == "utf-8" else f"{fields['body']} (base64, {len(body):,} bytes)"
 
 
-def _write_traceback(exc_info: Any) -> None:
-    """Print the traceback of a handler's exception, indented: a line of the exception's text is no line of ours."""
+def print_traceback(error: BaseException | None) -> None:
+    """Print the traceback of an exception of the user's code, indented: a line of its text is no line of ours."""
     from traceback import format_exception
 
     with suppress(Exception):  # stderr as above; and the exception's own code, which makes its text
-        _write(f"{indented(''.join(format_exception(*exc_info)))}\n")
+        _write(f"{indented(''.join(format_exception(error)))}\n")
 
 
 class _LogLines(logging.Handler):
@@ -309,7 +309,7 @@ class _LogLines(logging.Handler):
             )
             _print_message(kind, message)
             if record.exc_info:
-                _write_traceback(record.exc_info)
+                print_traceback(record.exc_info[1])
 
 
 _log_lines = _LogLines()
