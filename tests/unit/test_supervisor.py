@@ -20,6 +20,7 @@ from tenure._supervisor.machine import (
     Drain,
     Effect,
     Ended,
+    Examine,
     Exit,
     Hurry,
     Input,
@@ -31,7 +32,9 @@ from tenure._supervisor.machine import (
     Reload,
     Reported,
     Retire,
+    Say,
     Settings,
+    Slept,
     Spawn,
     State,
     Stop,
@@ -97,12 +100,16 @@ def test_the_number_stays_in_its_bounds_and_never_falls_below_what_was_needed_al
 
 # --- a small world ---
 
+AFTER = Settings().hung_after
+
 
 class World:
     """A supervisor and its processes, in time that a test moves."""
 
     def __init__(self, seed: int = 1, kind: type[Supervisor] = Supervisor, **settings: Any) -> None:
         self.now = 100.0
+        if "hung_max" not in settings:  # most tests are not about signs of life
+            settings.update(hung_after=NEVER, hung_max=NEVER)
         self.machine = kind(Settings(**settings), random.Random(seed), now=self.now)
         self.alive: dict[int, str] = {}
         self.leaving: set[int] = set()
@@ -126,7 +133,8 @@ class World:
                     before = self.alive[number]
                     if isinstance(effect, Drain) and before in ("running", "retire") and not self.is_stopping:
                         self.violations.append("a process that handles messages was told to drain to scale in")
-                    if isinstance(effect, Kill) and before == "retire" and number not in self.leaving:
+                    may_hang = self.machine.settings.hung_max < NEVER
+                    if isinstance(effect, Kill) and before == "retire" and number not in self.leaving and not may_hang:
                         self.violations.append("a process that handles messages was killed to scale in")
                     self.alive[number] = type(effect).__name__.lower()
                 case Exit(code):
@@ -153,6 +161,10 @@ class World:
             self.feed(Tick())
             assert self.machine.wake_at > self.now, "it wants to be woken again at once"
         self.now = until
+
+    def asked(self, effect: type[Effect]) -> list[int]:
+        """Return the processes of all effects of this kind, in order; as tuples, those of all kinds are equal."""
+        return [one.number for one in self.done if isinstance(one, effect)]  # type: ignore[union-attr, misc]
 
     def are(self, state: str) -> list[int]:
         return [number for number, one in self.alive.items() if one == state]
@@ -193,6 +205,79 @@ def test_a_second_signal_hurries_and_a_third_kills() -> None:
     world.feed(Stop())
     world.pass_time(HURRY)
     assert world.are("kill") == [1]
+
+
+def test_a_process_without_a_sign_of_life_is_named_and_then_killed_and_replaced() -> None:
+    world = World(least=2, most=2, hung_max=300.0)
+    world.begin(1, 2)
+    for _ in range(310):
+        world.pass_time(1.0)
+        if not world.are("kill"):
+            world.feed(Reported(1, 0, False, 0.0))
+        if (since := world.now - 100.0) < AFTER:
+            assert not world.asked(Examine)
+        elif since < 300.0:
+            assert world.are("running") == [1, 2]
+    assert [one.event for one in world.done if isinstance(one, Say) and one.number == 2] == [
+        "started", "begun", "hung", "killed"
+    ]  # fmt: skip
+    assert world.asked(Examine) == world.asked(Kill) == [2]
+    assert world.are("kill") == [2]
+    for _ in range(400):  # it does not end: it is not killed again, and nothing else happens
+        world.pass_time(1.0)
+        world.begin(1)
+    assert world.asked(Kill) == [2]
+    world.end(2, -9)
+    world.pass_time(2.0)
+    assert world.are("starting") == [3]
+
+
+def test_a_process_that_gives_signs_of_life_again_is_kept() -> None:
+    world = World(hung_max=300.0)
+    world.begin()
+    world.pass_time(299.0)
+    assert world.asked(Examine) == [1]
+    world.begin()
+    assert [one.event for one in world.done if isinstance(one, Say)][-1] == "recovered"
+    world.pass_time(AFTER - 1.0)
+    world.begin()
+    world.pass_time(AFTER - 1.0)
+    assert world.asked(Examine) == [1]
+    assert not world.asked(Kill)
+
+
+def test_one_that_retires_and_hangs_is_killed_and_one_that_drains_has_its_grace() -> None:
+    world = World(least=2, most=2, hung_after=5.0, hung_max=10.0, grace=60.0)
+    world.begin()
+    world.feed(Move(-1))
+    [retired] = world.are("retire")
+    world.feed(Stop())
+    world.pass_time(11.0)
+    assert not world.are("kill")
+    world = World(least=1, most=2, hung_after=5.0, hung_max=10.0)
+    world.feed(Move(1))
+    world.begin()
+    world.feed(Move(-1))
+    [retired] = world.are("retire")
+    for _ in range(11):
+        world.pass_time(1.0)
+        world.feed(Reported(3 - retired, 0, False, 0.0))
+    assert world.are("kill") == [retired]
+
+
+def test_a_supervisor_that_did_not_run_takes_no_process_for_a_hung_one() -> None:
+    world = World(hung_max=300.0)
+    world.begin()
+    world.now += 1_000.0
+    world.feed(Slept(1_000.0 - AFTER))
+    world.feed(Tick())
+    assert world.asked(Examine) == [1]  # it has been silent for as long as this process did run
+    world.feed(Reported(1, 0, False, 0.0))
+    world.now += 1_000.0
+    world.feed(Slept(1_000.0))
+    world.pass_time(AFTER - 1.0)
+    assert world.asked(Examine) == [1]
+    assert not world.asked(Kill)
 
 
 def test_a_backlog_brings_more_and_its_end_retires_idle_ones_first() -> None:

@@ -14,10 +14,7 @@ from tenure._telemetry.families import Snapshot, combined
 from tenure.errors import TenureError, Unavailable
 
 SILENT = 30.0
-"""Seconds without a report, after which a process counts as hung; each reports once a second."""
-
-READ_FIRST = 0.2
-"""Seconds to read reports that have come already."""
+"""Seconds without a report, after which a process is not ready; each reports once a second."""
 
 
 class Process(Protocol):
@@ -74,21 +71,14 @@ class FleetSource:
         self._loop = asyncio.get_running_loop()
 
     async def live(self) -> Health:
-        """Return whether no process hangs, and no work of a leader has overrun."""
-        health = self._look()
-        if not health.passes:  # this process may have been stopped: what the others have reported meanwhile comes first
-            await asyncio.sleep(READ_FIRST)
-            health = self._look()
-        return health
-
-    def _look(self) -> Health:
-        now = self._loop.time()
+        """Return whether no work of a leader has overrun. One that hangs is killed alone: no reason to restart all."""
         for one in self._processes():
-            if now - one.reported_at > SILENT and not one.is_leaving:
-                return Health(False, f"process {one.number} has not reported for {now - one.reported_at:.0f} s")
             if not one.is_live:
                 return Health(False, f"process {one.number}: the work of a leader has overrun its term")
-        return Health(True, "live")
+        now = self._loop.time()
+        silent = [one for one in self._processes() if now - one.reported_at > SILENT and not one.is_leaving]
+        hung = "".join(f"; process {one.number} hangs since {now - one.reported_at:.0f} s" for one in silent)
+        return Health(True, f"live{hung}")
 
     async def ready(self) -> Health:
         """Return whether at least one process takes messages; and whether others crash again and again."""

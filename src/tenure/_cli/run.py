@@ -16,6 +16,9 @@ from tenure.errors import BackendNotInstalled
 
 HOPELESS = frozenset({Exit.USAGE, Exit.CONFIG, Exit.NOT_FOUND})
 
+HUNG_AFTER = 30.0
+"""Seconds without a sign of life after which a process hangs; or half of those after which it is killed, if less."""
+
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -52,6 +55,7 @@ def size(text: str) -> float:
 @seconds_option("--calm", "With a range: retire a process after fewer were enough for this time. [default: 60]")
 @seconds_option("--look-every", "With a range: time between looks at the backlog. [default: 5]")
 @seconds_option("--begin-within", "Kill a process that has not begun within this time. [default: 60]")
+@seconds_option("--hung-max", "Kill a process that has given no sign of life for this time. [default: 300]")
 @seconds_option("--max-age", "Replace a process after this time, 10 % more or less.")
 @click.option("--max-memory", type=size, metavar="SIZE", help="Replace a process with more resident memory: 512M.")
 @click.option("--reload", is_flag=True, help="Replace all when a .py file below this folder changes; for development.")
@@ -75,6 +79,7 @@ def command(
     calm: float | None,
     look_every: float | None,
     begin_within: float | None,
+    hung_max: float | None,
     max_age: float | None,
     max_memory: float | None,
     reload: bool,
@@ -122,6 +127,8 @@ def command(
         calm=60.0 if calm is None else calm,
         look_every=5.0 if look_every is None else look_every,
         begin_within=60.0 if begin_within is None else begin_within,
+        hung_after=HUNG_AFTER if hung_max is None else min(HUNG_AFTER, hung_max / 2),
+        hung_max=300.0 if hung_max is None else hung_max,
         age_max=math.inf if max_age is None else max_age,
         memory_max=math.inf if max_memory is None else max_memory,
         hopeless=HOPELESS,

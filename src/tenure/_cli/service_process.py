@@ -32,6 +32,7 @@ import tenure
 from tenure._cli.entry_points import service_named
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import exit_of, explained_by
+from tenure._cli.hung import show_stack_on_signal
 from tenure._cli.output import lead_on, log_to_stderr, print_error
 from tenure._http.source import add_handlers
 from tenure._supervisor.machine import KILL_AFTER
@@ -240,6 +241,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the service that *arguments* name; return the exit code."""
     named, control, reports, grace, until_empty, verbosity, is_measured, is_on_uvloop = arguments
     log_to_stderr(int(verbosity))
+    show_stack_on_signal()
     orders = Orders(int(control), float(grace))
     try:
         service = service_named(named)

@@ -20,6 +20,7 @@ from typing import Any
 
 from tenure._cli.exits import Exit
 from tenure._cli.group import BROKEN_PIPE
+from tenure._cli.hung import show_stack_of
 from tenure._cli.orphans import Orphans
 from tenure._cli.output import notice, print_json, timestamp, warn
 from tenure._foreign import Unreadable, a_count, a_flag, a_list, a_text, read_object, read_or
@@ -39,7 +40,7 @@ LATE = 0.5
 READ_FIRST = 0.2
 """Seconds to read what has come meanwhile."""
 
-ALARMING = frozenset({"crashed", "killed"})
+ALARMING = frozenset({"crashed", "killed", "hung", "recovered"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +228,11 @@ class Supervision:
             self._perform(effect)
 
     def _tick(self, at: float) -> None:
-        if (
-            self._loop.time() - at > LATE
-        ):  # this process was stopped: what the others have reported meanwhile comes first
+        late = self._loop.time() - at
+        if late > LATE:  # this process was stopped: what the others have reported meanwhile comes first
+            self._feed(machine.Slept(late))
+            if self._timer is not None:
+                self._timer.cancel()
             self._timer = self._loop.call_later(READ_FIRST, self._feed, machine.Tick())
         else:
             self._feed(machine.Tick())
@@ -242,6 +245,9 @@ class Supervision:
                 self._say(effect)
             case machine.Exit(code):
                 self._ended.set_result(code)
+            case machine.Examine(number):
+                if (child := self._children.get(number)) is not None:
+                    show_stack_of(child.pid)
             case machine.Kill(number):
                 if (child := self._children.get(number)) is not None:
                     child.kill()

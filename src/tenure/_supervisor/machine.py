@@ -5,6 +5,8 @@ Rules:
 - A process that is told to *retire* takes no more messages, and ends when its last handler has: without a limit, as
   scaling in must not interrupt work. Once its handlers have ended, it gets the grace for the rest. One that is told to
   *drain* has the grace for all, and a little more.
+- Each process gives a sign of life every second. One that gives none for a while hangs: that is said, and it is asked
+  where it is; if it goes on like that, it is killed, and replaced as one that has crashed. The others go on.
 - A process is replaced (its age, its memory, a reload) one at a time, and only once the new one has begun.
 - A process that says that its work is done, and ends with 0, is not started again. One that ends otherwise without
   being told has crashed: the next is started after a pause that doubles with each crash, until one has run well for a
@@ -80,6 +82,8 @@ class Settings:
         least, most: Bounds of the number of processes.
         grace: Seconds that a process gets to end when all do.
         begin_within: Seconds within which a process must have begun, or it is killed.
+        hung_after: Seconds without a sign of life after which a process is said to hang.
+        hung_max: Seconds without a sign of life after which it is killed.
         look_every: Seconds between looks at the backlog; only if *most* is more than *least*.
         calm: For how many seconds fewer processes must be enough, before one is retired.
         age_max: Seconds after which a process is replaced.
@@ -94,6 +98,8 @@ class Settings:
     most: int = 1
     grace: float = 30.0
     begin_within: float = 60.0
+    hung_after: float = 30.0
+    hung_max: float = 300.0
     look_every: float = 5.0
     calm: float = 60.0
     age_max: float = NEVER
@@ -112,6 +118,8 @@ class Settings:
             ("grace", 0.0),
             ("calm", 0.0),
             ("begin_within", 0.1),
+            ("hung_after", 0.1),
+            ("hung_max", max(self.hung_after, 1.0)),
             ("look_every", 0.1),
             ("age_max", 1.0),
         ):
@@ -126,8 +134,14 @@ class Tick(NamedTuple):
     """Time has passed."""
 
 
+class Slept(NamedTuple):
+    """This process did not run for a while, and has read nothing: that is not counted as a silence of the others."""
+
+    seconds: float
+
+
 class Reported(NamedTuple):
-    """A process says how it is; its first report says that it has begun."""
+    """A process says how it is, every second: a sign of life. Its first report says that it has begun."""
 
     number: int
     running: int
@@ -171,7 +185,7 @@ class Move(NamedTuple):
     by: int
 
 
-Input = Tick | Reported | Leaving | Ended | Looked | Stop | Reload | Move
+Input = Tick | Slept | Reported | Leaving | Ended | Looked | Stop | Reload | Move
 
 
 # --- effects -----------------------------------------------------------------------------------------------------
@@ -197,6 +211,12 @@ class Drain(NamedTuple):
 
 class Hurry(NamedTuple):
     """Tell a process to cancel its handlers, and to end."""
+
+    number: int
+
+
+class Examine(NamedTuple):
+    """Let a process that hangs show where it is."""
 
     number: int
 
@@ -227,7 +247,7 @@ class Exit(NamedTuple):
     code: int
 
 
-Effect = Spawn | Retire | Drain | Hurry | Kill | Look | Say | Exit
+Effect = Spawn | Retire | Drain | Hurry | Examine | Kill | Look | Say | Exit
 
 
 # --- the machine -------------------------------------------------------------------------------------------------
@@ -242,6 +262,9 @@ class Process:
     kill_at: float
     replace_at: float
     state: State = State.STARTING
+    heard_at: float = NEVER
+    """When it gave its last sign of life; infinity before the first, and once it was killed."""
+    hangs: bool = False
     running: int = 0
     leads: bool = False
     must_go: str = ""
@@ -256,6 +279,11 @@ class Process:
     def works(self) -> bool:
         """Whether it handles messages, or may."""
         return self.state in (State.RUNNING, State.RETIRING)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it is to give signs of life: it has begun, and nothing else limits its time."""
+        return self.kill_at == NEVER and self.heard_at < NEVER
 
 
 class Supervisor:
@@ -285,7 +313,7 @@ class Supervisor:
     @property
     def wake_at(self) -> float:
         """When to call ``handle(Tick(), now)``, by the same clock as ``now``; infinity for never."""
-        times = [process.kill_at for process in self.processes.values()]
+        times = [min(process.kill_at, self._silent_until(process)) for process in self.processes.values()]
         if self._code is None:
             times += [one.replace_at for one in self._kept() if not one.must_go and not self._finished]
             if self._is_short():
@@ -316,6 +344,9 @@ class Supervisor:
         match event:
             case Reported():
                 self._reported(event, now, effects)
+            case Slept(seconds):
+                for process in self.processes.values():
+                    process.heard_at = min(process.heard_at + seconds, max(process.heard_at, now))
             case Leaving(number):
                 self._leaving(number, now)
             case Ended():
@@ -331,6 +362,7 @@ class Supervisor:
                 effects.append(Say("scale", None, f"{self._scaling.move(by)} processes wanted, by hand"))
         if isinstance(event, (Tick, Stop)):  # not with a report: that of another process may be about to be read
             self._kill_late(now, effects)
+            self._look_for_hung(now, effects)
         if self._code is None:
             if not self._finished:
                 self._mark((one for one in self._kept() if now >= one.replace_at), "age")
@@ -351,6 +383,10 @@ class Supervisor:
         if process is None:
             return
         process.running, process.leads = report.running, report.leads
+        if process.hangs:
+            silence = now - process.heard_at
+            effects.append(Say("recovered", process.number, f"it gives signs of life again, after {silence:.0f} s"))
+        process.heard_at, process.hangs = now, False
         if process.state is State.STARTING:
             process.state = State.RUNNING
             process.kill_at = NEVER
@@ -457,12 +493,36 @@ class Supervisor:
     def _kill_late(self, now: float, effects: list[Effect]) -> None:
         for process in self.processes.values():
             if now >= process.kill_at:
-                process.kill_at = NEVER
+                process.kill_at, process.heard_at = NEVER, NEVER
                 if process.state is State.STARTING:
                     text = f"it has not begun within {self.settings.begin_within:g} s"
                 else:
                     text = "it has not ended in time"
                 effects += [Say("killed", process.number, text), Kill(process.number)]
+
+    def _silent_until(self, process: Process) -> float:
+        """Return when a silence of *process* is too long."""
+        if not process.is_watched:
+            return NEVER
+        return process.heard_at + (self.settings.hung_max if process.hangs else self.settings.hung_after)
+
+    def _look_for_hung(self, now: float, effects: list[Effect]) -> None:
+        for process in self.processes.values():
+            if now < self._silent_until(process):
+                continue
+            silence = now - process.heard_at
+            if process.hangs:
+                process.heard_at = NEVER
+                text = f"it has given no sign of life for {silence:.0f} s"
+                effects += [Say("killed", process.number, text), Kill(process.number)]
+            else:
+                process.hangs = True
+                left = max(0.0, self.settings.hung_max - silence)
+                text = (
+                    f"no sign of life for {silence:.0f} s, with {process.running} handlers running before; something "
+                    f"blocks its event loop, or it was stopped; it is killed in {left:.0f} s; its stacks are on stderr"
+                )
+                effects += [Say("hung", process.number, text), Examine(process.number)]
 
     def _replace(self, now: float, effects: list[Effect]) -> None:
         """Retire the process that is to go once one more runs than is wanted; then begin with the next."""
