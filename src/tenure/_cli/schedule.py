@@ -52,7 +52,7 @@ def pause(name: str, queue: str | None, url: str, as_json: bool) -> int:
 @on_option
 @json_option
 def resume(name: str, queue: str | None, url: str, as_json: bool) -> int:
-    """Let the schedule NAME go on with its next time. Running processes notice that within a minute.
+    """Let the schedule NAME go on with its next time, in all processes.
 
     It also begins anew one whose last time is in the future, after the store's clock was wrong and was set back.
     """

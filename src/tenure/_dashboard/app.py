@@ -478,7 +478,7 @@ class Dashboard:
 
     async def _resume(self, request: Request, form: Mapping[str, str]) -> Response:
         await self._backend.queue(form.get("queue", "")).schedules.resume(form.get("name", ""))
-        return self._done(request, "/", "the schedule goes on; processes notice that within a minute", form)
+        return self._done(request, "/", "the schedule goes on with its next time", form)
 
     def _confirm(
         self,
