@@ -252,13 +252,58 @@ def test_a_handler_whose_module_raises(capsys: Captured, tmp_path: Path, monkeyp
     (tmp_path / "misspelt.py").write_text("def sell(:\n")
     code, out, err = run_cli(capsys, "work", "orders", "--handler", "broken:sell")
     assert (code, out) == (78, "")
-    assert err.splitlines()[0] == "    Traceback (most recent call last):"
+    assert err.splitlines()[0].strip() == "Traceback (most recent call last):"
     assert err.splitlines()[-1] == (
         "tenure: error: --handler 'broken:sell': the module 'broken' raised RuntimeError: broken"
     )
     code, _, err = run_cli(capsys, "work", "orders", "--handler", "misspelt:sell")
     assert code == 78
     assert "misspelt.py, line 1 raised SyntaxError: " in err.splitlines()[-1]
+
+
+ODD = {
+    "class Own(Exception):\n    def __str__(self): raise KeyError\nraise Own": (
+        "the module 'odd' raised Own: (its text can't be printed)"
+    ),
+    "raise SyntaxError(5)": "the module 'odd' raised SyntaxError: 5",
+    "import ast\nast.literal_eval('{')": "the module 'odd' raised SyntaxError: '{' was never closed",
+    "raise ImportError": "the module 'odd' raised ImportError",
+    "raise SystemExit('no DSN')": "the module 'odd' raised SystemExit: no DSN",
+    "def __getattr__(name): raise ImportError('late')": "the module 'odd' raised ImportError: late",
+    "raise ValueError('a\\n\\x1b[2Jtenure: error: b')": (
+        "the module 'odd' raised ValueError: a \\x1b[2Jtenure: error: b"
+    ),
+    "raise ValueError('x' * 9_000)": f"the module 'odd' raised ValueError: {'x' * 4_096}",
+}
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_handler_whose_module_raises_an_odd_error(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    (tmp_path / "odd.py").write_text(text)
+    code, out, err = run_cli(capsys, "work", "orders", "--handler", "odd:sell")
+    *shown, said = err.splitlines()
+    assert (code, out) == (127 if "ImportError" in text else 78, "")
+    assert said.startswith(f"tenure: error: --handler 'odd:sell': {ODD[text]}")
+    assert len(said) < 5_000
+    assert shown
+    assert all(line.startswith("    ") and line.isprintable() for line in shown)
+
+
+@pytest.mark.parametrize("end", ["sys.stderr = None", "sys.stderr = open('log', 'w'); sys.stderr.close()"])
+def test_a_handler_whose_module_takes_stderr_away_and_raises(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    (tmp_path / "odd.py").write_text(f"import sys\n{end}\n1 / 0")
+    assert run_cli(capsys, "work", "orders", "--handler", "odd:sell") == (78, "", "")
 
 
 # --- queue, dead -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import tenure
 import tenure.sync
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.output import print_traceback
-from tenure.errors import in_words
+from tenure._queue.failures import MESSAGE_MAX, text_of
 
 _IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
 """Where the files of frames begin that only import a module."""
@@ -61,28 +61,31 @@ def imported(named: str, kind: str, shown: str) -> tuple[Any, str]:
     sys.path.insert(0, os.getcwd())  # as python -m does: it is usually in a file of this folder
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # any error of the module
+        for part in name.split("."):
+            found = getattr(found, part, None)  # a module may import it only now
+    except (Exception, SystemExit) as error:  # any error of the module
         raise _failure(error, module_name, shown) from error
-    for part in name.split("."):
-        found = getattr(found, part, None)
     return found, module_name
 
 
-def _failure(error: Exception, module_name: str, shown: str) -> Failure:
+def _failure(error: Exception | SystemExit, module_name: str, shown: str) -> Failure:
     """Return why the module can't be imported; print the traceback of what it, or one that it imports, has raised."""
     code = Exit.NOT_FOUND if isinstance(error, ImportError) else Exit.CONFIG
     own = _in_modules(error.__traceback__)
+    text = text_of(error)
     if own is None and code is Exit.NOT_FOUND:
-        return Failure(code, f"{shown}: the module can't be imported: {error}")
+        return Failure(code, f"{shown}: the module can't be imported: {text}")
     print_traceback(error.with_traceback(own))
-    if isinstance(error, SyntaxError) and error.filename:
-        where, what = f"{error.filename}, line {error.lineno}", f"{type(error).__name__}: {error.msg}"
-    else:
-        failed = _failed_module(own, module_name)
-        where = f"the module {failed!r}"
-        where += "" if failed == module_name else f", which {module_name!r} imports,"
-        what = in_words(error).removesuffix(": ")
-    return Failure(code, f"{shown}: {where} raised {what}")
+    match error:
+        case SyntaxError(filename=str(file), lineno=int(line), msg=str(text)) if not file.startswith("<"):
+            where = f"{file}, line {line}"
+        case _:
+            failed = _failed_module(own, module_name)
+            where = f"the module {failed!r}"
+            where += "" if failed == module_name else f", which {module_name!r} imports,"
+    return Failure(
+        code, f"{shown}: {where} raised {': '.join(filter(None, (type(error).__name__, text[:MESSAGE_MAX])))}"
+    )
 
 
 def _in_modules(trace: TracebackType | None) -> TracebackType | None:
