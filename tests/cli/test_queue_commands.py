@@ -263,7 +263,7 @@ def test_a_handler_whose_module_raises(capsys: Captured, tmp_path: Path, monkeyp
 
 ODD = {
     "class Own(Exception):\n    def __str__(self): raise KeyError\nraise Own": (
-        "the module 'odd' raised Own: (its text can't be printed)"
+        "the module 'odd' raised Own, which can't be printed"
     ),
     "raise SyntaxError(5)": "the module 'odd' raised SyntaxError: 5",
     "import ast\nast.literal_eval('{')": "the module 'odd' raised SyntaxError: '{' was never closed",
@@ -273,7 +273,7 @@ ODD = {
     "raise ValueError('a\\n\\x1b[2Jtenure: error: b')": (
         "the module 'odd' raised ValueError: a \\x1b[2Jtenure: error: b"
     ),
-    "raise ValueError('x' * 9_000)": f"the module 'odd' raised ValueError: {'x' * 4_096}",
+    "raise ValueError('x' * 9_000)": f"the module 'odd' raised ValueError: {'x' * 4_000}",
 }
 
 
@@ -292,6 +292,19 @@ def test_a_handler_whose_module_raises_an_odd_error(
     assert len(said) < 5_000
     assert shown
     assert all(line.startswith("    ") and line.isprintable() for line in shown)
+
+
+def test_a_handler_whose_module_names_a_wrong_store_shows_no_secret(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    (tmp_path / "odd.py").write_text("import tenure\nservice = tenure.Service('rdis://:hunter2@h')\n")
+    code, out, err = run_cli(capsys, "work", "orders", "--handler", "odd:sell")
+    assert (code, out) == (78, "")
+    assert err.startswith("tenure: error: --handler 'odd:sell': line 2 of the module 'odd' raised ConfigError: ")
+    assert "hunter2" not in err
 
 
 @pytest.mark.parametrize("end", ["sys.stderr = None", "sys.stderr = open('log', 'w'); sys.stderr.close()"])

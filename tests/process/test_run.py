@@ -425,7 +425,7 @@ BROKEN = {
     "class Own(Exception): ...\nraise Own('a\\nb')\n": (78, "imports, raised Own: a b"),
     "class Mute(Exception):\n    def __str__(self): 1 / 0\nraise Mute\n": (
         78,
-        "the module 'shop.models', which 'shop.worker' imports, raised Mute: (its text can't be printed)",
+        "the module 'shop.models', which 'shop.worker' imports, raised Mute, which can't be printed",
     ),
     "raise RuntimeError('a\\ntenure: b')\n": (78, "imports, raised RuntimeError: a tenure: b"),
 }

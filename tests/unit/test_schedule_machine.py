@@ -48,15 +48,6 @@ def test_after_the_clock_of_the_store_was_set_back_it_looks_when_the_next_slot_w
     assert next_look(machine, 10.5) == pytest.approx(20.5, abs=0.01)
 
 
-def test_a_clock_of_the_store_that_is_a_moment_behind_delays_no_slot() -> None:
-    plan = Plan(0.2)
-    machine = machine_that_knows(Record(plan, STORE + 0.003), plan)
-    step = machine.next(0.0)
-    assert isinstance(step, Wait)
-    assert step.until == pytest.approx(0.2, abs=0.01)
-    assert isinstance(machine.next(step.until), Advance)
-
-
 @pytest.mark.parametrize(
     ("every", "looks_at"),
     [(10.0, 10.0), (0.2, WITHHELD_EVERY), (1e6, LOOK_EVERY)],

@@ -13,7 +13,10 @@ import tenure
 import tenure.sync
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.output import print_traceback
-from tenure._queue.failures import MESSAGE_MAX, text_of
+from tenure.errors import TenureError, in_words
+
+TEXT_MAX = 4_096
+"""Characters of an exception in a message."""
 
 _IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
 """Where the files of frames begin that only import a module."""
@@ -72,20 +75,19 @@ def _failure(error: Exception | SystemExit, module_name: str, shown: str) -> Fai
     """Return why the module can't be imported; print the traceback of what it, or one that it imports, has raised."""
     code = Exit.NOT_FOUND if isinstance(error, ImportError) else Exit.CONFIG
     own = _in_modules(error.__traceback__)
-    text = text_of(error)
     if own is None and code is Exit.NOT_FOUND:
-        return Failure(code, f"{shown}: the module can't be imported: {text}")
-    print_traceback(error.with_traceback(own))
+        return Failure(code, f"{shown}: the module can't be imported: {error}")
+    if not isinstance(error, TenureError):  # ours says enough; the line that it came from may have a secret
+        print_traceback(error.with_traceback(own))
     match error:
         case SyntaxError(filename=str(file), lineno=int(line), msg=str(text)) if not file.startswith("<"):
-            where = f"{file}, line {line}"
+            where, what = f"{file}, line {line}", f"{type(error).__name__}: {text}"
         case _:
-            failed = _failed_module(own, module_name)
-            where = f"the module {failed!r}"
-            where += "" if failed == module_name else f", which {module_name!r} imports,"
-    return Failure(
-        code, f"{shown}: {where} raised {': '.join(filter(None, (type(error).__name__, text[:MESSAGE_MAX])))}"
-    )
+            failed, line = _failed_module(own, module_name)
+            where = f"line {line} of " if line and isinstance(error, TenureError) else ""
+            where += f"the module {failed!r}" + ("" if failed == module_name else f", which {module_name!r} imports,")
+            what = in_words(error).removesuffix(": ")
+    return Failure(code, f"{shown}: {where} raised {what:.{TEXT_MAX}}")
 
 
 def _in_modules(trace: TracebackType | None) -> TracebackType | None:
@@ -95,10 +97,11 @@ def _in_modules(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _failed_module(trace: TracebackType | None, module_name: str) -> str:
-    """Return the module that was executed last."""
+def _failed_module(trace: TracebackType | None, module_name: str) -> tuple[str, int]:
+    """Return the module that was executed last, and its line; 0 if none was."""
+    line = 0
     while trace is not None:
         if trace.tb_frame.f_code.co_name == "<module>":
-            module_name = str(trace.tb_frame.f_globals.get("__name__", module_name))
+            module_name, line = str(trace.tb_frame.f_globals.get("__name__", module_name)), trace.tb_lineno
         trace = trace.tb_next
-    return module_name
+    return module_name, line
