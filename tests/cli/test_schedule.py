@@ -160,11 +160,9 @@ def test_a_pause_is_shown_beside_a_problem(kept: str, capsys: Captured) -> None:
 
 
 def test_a_schedule_is_removed_also_one_that_can_not_be_read(kept: str, capsys: Captured) -> None:
-    warning = (
-        "tenure: a process that still runs it makes it anew within a minute; to stop it there: tenure schedule pause\n"
-    )
-    assert run_cli(capsys, "schedule", "remove", "tidy") == (0, "removed tidy\n", warning)
-    assert run_cli(capsys, "schedule", "remove", "newer") == (0, "removed newer\n", warning)
+    anew = "a process that still runs it makes it anew within a minute"
+    assert run_cli(capsys, "schedule", "remove", "tidy") == (0, f"removed tidy; {anew}\n", "")
+    assert run_cli(capsys, "schedule", "remove", "newer") == (0, f"removed newer; {anew}\n", "")
     assert set(state(kept)) == set(KEPT) - {("tidy", "tidy"), ("q3", "newer")}
     assert run_cli(capsys, "schedule", "remove", "tidy")[0] == 3
 

@@ -15,7 +15,7 @@ from tenure._cli.completion import schedule_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import Branching, complete, connect_existing, duration, json_option, on_option
-from tenure._cli.output import ALARM, Cell, notice, print_json, print_line, print_table
+from tenure._cli.output import ALARM, Cell, print_json, print_line, print_table
 from tenure._one_line import one_line
 from tenure.errors import ConfigError, nearest
 
@@ -69,8 +69,7 @@ def remove(name: str, queue: str | None, url: str) -> int:
     A process that still runs it makes it anew within a minute. To stop it in running processes, pause it.
     """
     complete(_change(url, name, queue, lambda schedules: schedules.remove(name)))
-    print_line(f"removed {one_line(name)}")
-    notice("a process that still runs it makes it anew within a minute; to stop it there: tenure schedule pause")
+    print_line(f"removed {one_line(name)}; a process that still runs it makes it anew within a minute")
     return Exit.DONE
 
 
