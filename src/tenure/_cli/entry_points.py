@@ -78,7 +78,7 @@ def _failure(error: Exception | SystemExit, module_name: str, shown: str) -> Fai
     if own is None and code is Exit.NOT_FOUND:
         return Failure(code, f"{shown}: the module can't be imported: {error}")
     if not isinstance(error, TenureError):  # ours says enough; the line that it came from may have a secret
-        print_traceback(error.with_traceback(own))
+        print_traceback(error, own)
     match error:
         case SyntaxError(filename=str(file), lineno=int(line), msg=str(text)) if not file.startswith("<"):
             where, what = f"{file}, line {line}", f"{type(error).__name__}: {text}"

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from tenure._one_line import indented, one_line
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from tenure import DeadMessage, Leader, LiveMessage, Stats
 
 NO_LEADER = "(none)"
@@ -279,12 +281,15 @@ def body_text(body: bytes) -> str:
     return fields["body"] if fields["body_encoding"] == "utf-8" else f"{fields['body']} (base64, {len(body):,} bytes)"
 
 
-def print_traceback(error: BaseException | None) -> None:
-    """Print the traceback of an exception of the user's code, indented: a line of its text is no line of ours."""
+def print_traceback(error: BaseException | None, trace: TracebackType | None) -> None:
+    """Print an exception of the user's code with its traceback *trace*, indented: a line of its text is none of ours.
+
+    *trace* begins with the user's own frames; that of the exception begins with those of tenure.
+    """
     from traceback import format_exception
 
     with suppress(Exception):  # stderr as above; and the exception's own code, which makes its text
-        _write(f"{indented(''.join(format_exception(error)))}\n")
+        _write(f"{indented(''.join(format_exception(type(error) if error else None, error, trace)))}\n")
 
 
 class _LogLines(logging.Handler):
@@ -309,7 +314,7 @@ class _LogLines(logging.Handler):
             )
             _print_message(kind, message)
             if record.exc_info:
-                print_traceback(record.exc_info[1])
+                print_traceback(*record.exc_info[1:])
 
 
 _log_lines = _LogLines()
