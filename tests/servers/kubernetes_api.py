@@ -605,6 +605,7 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(fault["delay"])
         if fault.get("status") and not fault.get("inside"):
             raise _refusal_of(fault)
+        begun = self._begun(namespace, query)  # before the client is told, as the servers do: it may miss nothing then
         note["status"] = 200
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -615,7 +616,7 @@ class _Handler(BaseHTTPRequestHandler):
             if fault.get("inside"):
                 self._send_event("ERROR", _refusal_of(fault).body)
             else:
-                for kind, found in self._events(namespace, query):
+                for kind, found in self._events(namespace, query, *begun):
                     self._send_event(kind, found)
             self.wfile.write(b"0\r\n\r\n")
             return
@@ -625,18 +626,22 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps({"type": kind, "object": found}).encode() + b"\n"
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
-    def _events(self, namespace: str | None, query: Json) -> Iterator[tuple[str, Json]]:
+    def _begun(self, namespace: str | None, query: Json) -> tuple[int, int, list[Json]]:
+        """Return the number of the streams, the version after which a watch goes on, and what it begins with."""
+        api = self.server.api
+        with api.lock:
+            if version := int(query.get("resourceVersion") or "0"):
+                return api.streams, version, []
+            return api.streams, api.version, api.find(namespace, query)
+
+    def _events(
+        self, namespace: str | None, query: Json, streams: int, version: int, present: list[Json]
+    ) -> Iterator[tuple[str, Json]]:
         """Yield the events of a watch until its time is over, or its client has gone."""
-        api, given = self.server.api, query.get("resourceVersion") or "0"
+        api = self.server.api
         ends_at = time.monotonic() + float(query.get("timeoutSeconds") or 1_800)
         marks = query.get("allowWatchBookmarks", "").lower() in ("1", "true")
         next_mark = time.monotonic() + api.settings["bookmark_every"]
-        with api.lock:
-            streams, version = api.streams, int(given)
-            if version == 0:
-                version, present = api.version, api.find(namespace, query)
-            else:
-                present = []
         for lease in present:
             yield "ADDED", lease
         while time.monotonic() < ends_at:
