@@ -12,9 +12,12 @@ import pytest
 
 pytest.importorskip("kazoo")
 
+from kazoo.protocol.states import KeeperState
+
 import tenure
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper import login as session_login
+from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.session import Session
 from tenure._lease import Granted
 from tenure._logins import Given
@@ -258,6 +261,21 @@ async def test_a_wrong_password_names_its_source(server: ZooKeeper, tmp_path: Pa
             await backend.election("job").leader()
         a_file(tmp_path, USER, PASSWORD)
         assert await backend.election("job").leader() is None  # in another session
+
+
+async def test_a_request_beside_a_refused_login_is_told_of_it(
+    server: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Driver._call
+
+    def call_late(driver: Driver, *arguments: Any) -> Any:
+        wait_until(lambda: driver.client_state == KeeperState.CLOSED)  # the loop of a busy machine is behind its thread
+        return call(driver, *arguments)
+
+    monkeypatch.setattr(Driver, "_call", call_late)
+    async with tenure.connect(url_of(server, "&auth=sasl", f"{USER}:wrong@")) as backend:
+        with pytest.raises(tenure.ConfigError, match="refused the login"):
+            await backend.election("job").leader()
 
 
 async def test_a_source_that_has_no_password_is_told(server: ZooKeeper, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ House rules:
 - Where the password has a source, each connection logs in by SASL with the newest one. One that is refused is asked for
   once more, at once. Then a session that was never let in is over; one that was is tried again until it has expired or
   is abandoned: its nodes stand meanwhile, and the servers, or the source, may learn of the password late.
+- The state is connected when the login was accepted. Otherwise a request that is made just as it is refused would be
+  told that the session has ended.
 - With ``auth=digest``, the password is a part of the name of the user that owns the session's nodes. So a session keeps
   the one that it has begun with.
 
@@ -241,8 +243,8 @@ class _Connection(ConnectionHandler):
         self.negotiated: float = 0.0
         self.login_failure: Exception | None = None
         """Why there was no login for the last attempt, or a server has refused it; None after a success."""
-        self.is_let_in: bool = True
-        """Whether this connection needs no login any more."""
+        self.is_let_in: bool = False
+        """Whether this connection is made, and logged in if it has a login."""
         self._login = login
         self._patience = patience
         self._shown: Login | None = None
@@ -337,6 +339,14 @@ class _Connection(ConnectionHandler):
                     raise refused.why from None
                 return None
 
+    def _connect(self, *arguments: Any) -> Any:
+        self.is_let_in = False
+        made = super()._connect(*arguments)
+        self.is_let_in = self._was_let_in = True
+        self.login_failure = self._shown = self._refused = None
+        self.client._session_callback(KeeperState.CONNECTED)
+        return made
+
     def _prepare_login(self, source: SessionLogin) -> None:
         """Get what this connection logs in by, before it connects.
 
@@ -359,7 +369,7 @@ class _Connection(ConnectionHandler):
             self.login_failure = None
         self.handler.note_connecting()
         if source.by_sasl:
-            self._shown, self.is_let_in, self.sasl_options = login, False, sasl_options(login)
+            self._shown, self.sasl_options = login, sasl_options(login)
         else:
             self.client.auth_data = digest(login)
 
@@ -370,10 +380,6 @@ class _Connection(ConnectionHandler):
             if self._shown is None:
                 raise
             raise _Refused(self._shown, error) from error
-        if self._shown is not None:
-            self.is_let_in = self._was_let_in = True
-            self.login_failure = self._shown = self._refused = None
-            self.client._session_callback(KeeperState.CONNECTED)
 
     def _note_login_failure(self, error: Exception) -> None:
         self.login_failure = error
@@ -392,9 +398,9 @@ class Driver(KazooClient):
     change of state; ``_session_id`` and ``_session_passwd`` name the session; ``_connection`` has the connection, with
     ``_invoke`` for the requests while connecting, ``_send_ping`` for what keeps an idle session up,
     ``_expand_client_hosts`` for the addresses of all servers, ``_connect_attempt`` for one of them, and
-    ``_connect_loop`` for an attempt at each; ``_authenticate_with_sasl`` logs in by ``sasl_options``, after the
-    state is connected; setting ``_stopped`` keeps it from connecting again; ``_call`` with ``_CONNECTION_DROP``, as in
-    kazoo's own test harness, breaks the connection.
+    ``_connect_loop`` for an attempt at each; ``_connect`` connects and logs in, and calls ``_authenticate_with_sasl``
+    for a login by ``sasl_options``; setting ``_stopped`` keeps it from connecting again; ``_call`` with
+    ``_CONNECTION_DROP``, as in kazoo's own test harness, breaks the connection.
 
     Args:
         servers: Where to connect, as ``host:port,host:port``.
