@@ -14,11 +14,12 @@ import pytest
 pytest.importorskip("starlette")
 
 from tenure import Stats, Unavailable
-from tenure._cli.fleet_source import SILENT, FleetSource, _read_stats
+from tenure._cli.fleet_source import FleetSource, _read_stats
 from tenure._cli.supervise import ASK_WITHIN, LINE_MAX, Child, RunOptions, Supervision
 from tenure._foreign import Unreadable
 from tenure._http.source import ANSWER_WITHIN
-from tenure._supervisor.machine import Settings, Tick
+from tenure._supervisor.awake import READ_EVERY
+from tenure._supervisor.machine import KILL_AFTER, Leaving, Reported, Settings, Tick
 from tenure._telemetry.families import FAMILIES, LABELS_MAX, Histogram, Snapshot, combined, packed, unpacked
 from tenure.testing.loop import run
 
@@ -33,7 +34,8 @@ class Fake:
         self.number = number
         self.reported_at = asyncio.get_running_loop().time()
         self.is_live = self.is_ready = True
-        self.is_ending = self.is_leaving = False
+        self.is_ending = False
+        self.silence: float | None = None
         self.measured: Snapshot = {}
         self.sent = sent
         self.stats: dict[str, Stats] | None = {"orders": Stats(ready=number)}
@@ -61,7 +63,10 @@ class Fleet:
     def __init__(self, *processes: Fake) -> None:
         self.processes = list(processes)
         self.past: Snapshot = {}
-        self.source = FleetSource(lambda: list(self.processes), lambda: combined([self.past]))
+        self.source = FleetSource(lambda: list(self.processes), lambda: combined([self.past]), silence=self.silence_of)
+
+    def silence_of(self, number: int) -> float | None:
+        return next(one.silence for one in self.processes if one.number == number)
 
     def end(self, process: Fake) -> None:
         """End a process, as the supervisor notes it."""
@@ -78,27 +83,15 @@ def in_virtual_time(test: Callable[[], Any]) -> Callable[[], None]:
 
 
 @in_virtual_time
-async def test_one_process_that_is_silent_for_too_long_is_named_and_not_ready() -> None:
+async def test_a_process_that_hangs_is_named_and_not_ready() -> None:
     first, second = Fake(1), Fake(2)
     source = Fleet(first, second).source
     assert (await source.live()).why == "live"
-    await asyncio.sleep(SILENT - 1)
-    first.reported_at = asyncio.get_running_loop().time()
-    assert (await source.live()).why == "live"
-    await asyncio.sleep(2)
+    second.silence = 31.4
     health = await source.live()  # the supervisor kills it alone: no reason to restart all
-    assert (health.passes, health.why) == (True, "live; process 2 hangs since 31 s")
+    assert (health.passes, health.why) == (True, "live; process 2 has hung for 31 s")
     ready = await source.ready()
     assert (ready.passes, ready.why) == (True, "ready: 1 of 2 processes")
-
-
-@in_virtual_time
-async def test_a_process_that_only_has_to_end_may_be_silent_and_the_supervisor_ends_it() -> None:
-    process = Fake(1)
-    process.is_ending = process.is_leaving = True
-    source = Fleet(process).source
-    await asyncio.sleep(2 * SILENT)
-    assert (await source.live()).why == "live"
 
 
 @in_virtual_time
@@ -274,6 +267,39 @@ FORGED: list[bytes] = [
         b'{"to":"measure","answer":[7]}',
     ),
 ]
+
+
+@in_virtual_time
+async def test_reports_one_after_the_other_do_not_put_off_a_limit_that_is_over() -> None:
+    supervision = Supervision(RunOptions("shop:service", Settings(grace=5.0), False, False, False, False, 0))
+    loop = asyncio.get_running_loop()
+    supervision._machine.handle(Tick(), loop.time())
+    supervision._feed(Reported(1, 0, False, 0.0))
+    supervision._feed(Leaving(1))
+    timer = supervision._timer
+    assert timer is not None
+    for _ in range(10):
+        supervision._feed(Reported(1, 0, False, 0.0))
+    assert supervision._timer is timer
+    assert timer.when() == loop.time() + 5.0 + KILL_AFTER
+
+
+@in_virtual_time
+async def test_after_a_time_in_which_it_did_not_run_each_limit_is_as_far_away_as_before() -> None:
+    supervision = Supervision(RunOptions("shop:service", Settings(grace=5.0), False, False, False, False, 0))
+    loop = asyncio.get_running_loop()
+    supervision._machine.handle(Tick(), loop.time())
+    supervision._feed(Reported(1, 0, False, 0.0))
+    supervision._feed(Leaving(1))
+    timer = supervision._timer
+    assert timer is not None
+    timer.cancel()
+    await asyncio.sleep(3_600.0)  # nothing reads the time meanwhile
+    supervision._tick()
+    assert not supervision._machine.processes[1].is_killed
+    timer = supervision._timer
+    assert timer is not None
+    assert timer.when() == pytest.approx(loop.time() + 5.0 + KILL_AFTER - READ_EVERY)
 
 
 async def test_lines_that_no_process_of_ours_writes_change_nothing(pipe: tuple[int, int]) -> None:

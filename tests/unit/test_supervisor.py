@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure._supervisor.awake import LATE, READ_EVERY, AwakeTime
 from tenure._supervisor.machine import (
     FAILED_MAX,
     HEALTHY_AFTER,
@@ -34,7 +35,6 @@ from tenure._supervisor.machine import (
     Retire,
     Say,
     Settings,
-    Slept,
     Spawn,
     State,
     Stop,
@@ -265,18 +265,79 @@ def test_one_that_retires_and_hangs_is_killed_and_one_that_drains_has_its_grace(
     assert world.are("kill") == [retired]
 
 
-def test_a_supervisor_that_did_not_run_takes_no_process_for_a_hung_one() -> None:
-    world = World(hung_max=300.0)
+def test_a_report_that_was_written_before_a_kill_changes_nothing() -> None:
+    world = World(least=2, most=2, hung_max=300.0)
     world.begin()
-    world.now += 1_000.0
-    world.feed(Slept(1_000.0 - AFTER))
-    world.feed(Tick())
-    assert world.asked(Examine) == [1]  # it has been silent for as long as this process did run
-    world.feed(Reported(1, 0, False, 0.0))
-    world.now += 1_000.0
-    world.feed(Slept(1_000.0))
+    for _ in range(301):
+        world.pass_time(1.0)
+        if not world.are("kill"):
+            world.feed(Reported(1, 0, False, 0.0))
+    assert world.are("kill") == [2]
+    said = len(world.done)
+    world.feed(Reported(2, 3, False, 0.0))
+    assert len(world.done) == said
+    assert world.machine.silence(2, world.now) is None
+    for _ in range(400):
+        world.pass_time(1.0)
+        world.feed(Reported(1, 0, False, 0.0))
+    for _ in range(3):
+        world.feed(Stop())
+    assert world.asked(Kill) == [2, 1]  # once each
+    world.end(2, -9)
+    world.end(1, -9)
+    assert world.code == 0
+
+
+def test_a_silence_is_told_while_a_process_hangs() -> None:
+    world = World(hung_max=300.0)
+    assert world.machine.silence(1, world.now) is None
+    world.pass_time(59.0)
+    assert world.machine.silence(1, world.now) is None  # it has another limit
+    world.begin()
     world.pass_time(AFTER - 1.0)
-    assert world.asked(Examine) == [1]
+    assert world.machine.silence(1, world.now) is None
+    world.pass_time(11.0)
+    assert world.machine.silence(1, world.now) == AFTER + 10.0
+    assert world.machine.silence(7, world.now) is None
+    world.feed(Stop())
+    assert world.machine.silence(1, world.now) is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 9.99])
+def test_a_process_may_be_silent_for_ten_seconds(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=f"^hung_max must be at least 10 s, not {seconds:g}$"):
+        Settings(hung_max=seconds, hung_after=seconds / 2)
+
+
+# --- the time for which it runs ---
+
+
+def test_time_in_which_it_does_not_run_is_lost() -> None:
+    awake = AwakeTime(100.0)
+    now = 100.0
+    for step in (0.0, 0.3, 1.0, READ_EVERY + LATE):
+        now += step
+        assert awake.read(now) == now
+    seen = awake.read(now + 1_000.0)
+    assert seen == pytest.approx(now + READ_EVERY)  # at most so much has passed since it was read
+    assert awake.read(now + 1_000.5) == pytest.approx(seen + 0.5)
+    assert awake.clock_time(seen + 10.0) == pytest.approx(now + 1_010.0)
+    assert awake.clock_time(NEVER) == NEVER
+
+
+def test_processes_that_were_stopped_with_their_supervisor_are_not_taken_for_hung_ones() -> None:
+    world, awake = World(least=8, most=8, hung_max=300.0), AwakeTime(100.0)
+    world.begin()
+    frozen = world.now + 0.2 + 3_600.0
+    for number in range(1, 9):  # their reports come one after the other
+        world.now = awake.read(frozen + number / 100)
+        world.feed(Reported(number, 0, False, 0.0))
+        world.feed(Tick())
+    for _ in range(100):
+        world.now += 1.0
+        world.feed(Tick())
+        world.begin(*range(1, 9))
+    assert not world.asked(Examine)
     assert not world.asked(Kill)
 
 
@@ -339,6 +400,7 @@ def test_crashes_are_followed_by_longer_and_longer_pauses() -> None:
         usual = min(PAUSE_MAX, 2.0**number)
         assert (1 - PAUSE_JITTER) * usual <= pause <= (1 + PAUSE_JITTER) * usual
     (number,) = world.alive
+    world.begin()
     world.pass_time(HEALTHY_AFTER)
     world.begin()
     world.end(number, -11)

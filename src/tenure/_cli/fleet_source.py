@@ -13,22 +13,16 @@ from tenure._http.source import ANSWER_WITHIN, Health, Remembered, add_stats
 from tenure._telemetry.families import Snapshot, combined
 from tenure.errors import TenureError, Unavailable
 
-SILENT = 30.0
-"""Seconds without a report, after which a process is not ready; each reports once a second."""
-
 
 class Process(Protocol):
     """A process of the service that has begun."""
 
     number: int
     reported_at: float
-    """When it has last reported, by the clock of the loop."""
+    """When it has last reported, by the clock of the loop: the newest is asked first."""
     is_live: bool
     is_ready: bool
     is_ending: bool
-    is_leaving: bool
-    """Whether it has said that it only has to end: the supervisor kills it if that takes too long."""
-
     measured: Snapshot
     """Its metrics, as it has last told them."""
 
@@ -55,6 +49,7 @@ class FleetSource:
     Args:
         processes: Returns those that have begun.
         counts: Returns the metrics of the supervisor itself.
+        silence: Returns for how many seconds the process with a number has given no sign of life, if it hangs.
         crash_loop: Says whether processes crash one after the other; empty if they don't.
     """
 
@@ -62,29 +57,29 @@ class FleetSource:
         self,
         processes: Callable[[], Sequence[Process]],
         counts: Callable[[], Snapshot],
+        *,
+        silence: Callable[[int], float | None] = lambda number: None,
         crash_loop: Callable[[], str] = lambda: "",
     ) -> None:
         self._processes = processes
         self._counts = counts
+        self._silence = silence
         self._crash_loop = crash_loop
         self._stats = Remembered(self._ask_stats)
-        self._loop = asyncio.get_running_loop()
 
     async def live(self) -> Health:
         """Return whether no work of a leader has overrun. One that hangs is killed alone: no reason to restart all."""
         for one in self._processes():
             if not one.is_live:
                 return Health(False, f"process {one.number}: the work of a leader has overrun its term")
-        now = self._loop.time()
-        silent = [one for one in self._processes() if now - one.reported_at > SILENT and not one.is_leaving]
-        hung = "".join(f"; process {one.number} hangs since {now - one.reported_at:.0f} s" for one in silent)
-        return Health(True, f"live{hung}")
+        silences = [(one.number, self._silence(one.number)) for one in self._processes()]
+        hung = [f"; process {number} has hung for {for_:.0f} s" for number, for_ in silences if for_ is not None]
+        return Health(True, f"live{''.join(hung)}")
 
     async def ready(self) -> Health:
         """Return whether at least one process takes messages; and whether others crash again and again."""
-        now = self._loop.time()
         running = [one for one in self._processes() if not one.is_ending]
-        ready = [one for one in running if one.is_ready and now - one.reported_at <= SILENT]
+        ready = [one for one in running if one.is_ready and self._silence(one.number) is None]
         crashes = f"; {said}" if (said := self._crash_loop()) else ""
         if ready:
             return Health(True, f"ready: {len(ready)} of {len(running)} processes{crashes}")

@@ -5,8 +5,8 @@ The signal is handled in C, by faulthandler: also while one call holds the inter
 
 from __future__ import annotations
 
+import asyncio.subprocess
 import faulthandler
-import os
 import signal
 import sys
 from contextlib import suppress
@@ -24,8 +24,8 @@ def show_stack_on_signal() -> None:
         faulthandler.register(STACK_SIGNAL, file=STDERR, all_threads=True)
 
 
-def show_stack_of(pid: int) -> None:
-    """Let a process that has called :func:`show_stack_on_signal` write its stacks; if it is stopped, it never does."""
+def show_stack_of(process: asyncio.subprocess.Process) -> None:
+    """Let *process*, which has called :func:`show_stack_on_signal`, write its stacks; if it is stopped, it can't."""
     if STACK_SIGNAL is not None:
         with suppress(ProcessLookupError):
-            os.kill(pid, STACK_SIGNAL)
+            process.send_signal(STACK_SIGNAL)

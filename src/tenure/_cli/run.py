@@ -55,7 +55,7 @@ def size(text: str) -> float:
 @seconds_option("--calm", "With a range: retire a process after fewer were enough for this time. [default: 60]")
 @seconds_option("--look-every", "With a range: time between looks at the backlog. [default: 5]")
 @seconds_option("--begin-within", "Kill a process that has not begun within this time. [default: 60]")
-@seconds_option("--hung-max", "Kill a process that has given no sign of life for this time. [default: 300]")
+@seconds_option("--hung-max", "Kill a process that gives no sign of life for this time, 10 s or more. [default: 300]")
 @seconds_option("--max-age", "Replace a process after this time, 10 % more or less.")
 @click.option("--max-memory", type=size, metavar="SIZE", help="Replace a process with more resident memory: 512M.")
 @click.option("--reload", is_flag=True, help="Replace all when a .py file below this folder changes; for development.")

@@ -126,8 +126,18 @@ class ServiceProcess:
         await asyncio.sleep(0)  # from its first step on, it can be stopped
         self._begin_obeying()
         reporting = asyncio.create_task(self._report())
+
+        def end_with(reporting: asyncio.Task[None]) -> None:
+            if not reporting.cancelled() and reporting.exception() is not None:
+                serving.cancel()  # a process that reports no more would be taken for one that hangs
+
+        reporting.add_done_callback(end_with)
         try:
             await serving
+        except asyncio.CancelledError:
+            if reporting.done():
+                reporting.result()
+            raise
         finally:
             reporting.cancel()
             if self._metrics is not None:

@@ -25,6 +25,7 @@ from tenure._cli.orphans import Orphans
 from tenure._cli.output import notice, print_json, timestamp, warn
 from tenure._foreign import Unreadable, a_count, a_flag, a_list, a_text, read_object, read_or
 from tenure._supervisor import machine
+from tenure._supervisor.awake import READ_EVERY, AwakeTime
 from tenure._supervisor.scaling import Backlog
 from tenure._telemetry.families import Snapshot, combined, lasting, unpacked
 
@@ -33,12 +34,6 @@ LINE_MAX = 1 << 24
 
 ASK_WITHIN = 1.5
 """Seconds for a process to answer a question."""
-
-LATE = 0.5
-"""Seconds after which a timer was late because this process did not run."""
-
-READ_FIRST = 0.2
-"""Seconds to read what has come meanwhile."""
 
 ALARMING = frozenset({"crashed", "killed", "hung", "recovered"})
 
@@ -80,7 +75,6 @@ class Child:
         self.is_live = True
         self.is_ready = False
         self.is_ending = False
-        self.is_leaving = False
         self.measured: Snapshot = {}
         """Its metrics, as it has last told them."""
         self._answers: dict[str, asyncio.Future[Any]] = {}  # to questions, by question
@@ -139,9 +133,11 @@ class Supervision:
     def __init__(self, options: RunOptions) -> None:
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._machine = machine.Supervisor(options.settings, random.Random(), now=self._loop.time())
+        self._awake = AwakeTime(self._loop.time())
+        self._machine = machine.Supervisor(options.settings, random.Random(), now=self._now())
         self._children: dict[int, Child] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # for what the machine waits for
+        self._reading: asyncio.TimerHandle | None = None  # of the time
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_unheard = False  # nobody reads our output
@@ -163,14 +159,20 @@ class Supervision:
         from tenure._cli.fleet_source import FleetSource
         from tenure._cli.http_server import serving
 
-        async with serving(FleetSource(self._begun, self._counts, self._crash_loop), self._options.http):
+        async with serving(
+            FleetSource(self._begun, self._counts, silence=self._silence, crash_loop=self._crash_loop),
+            self._options.http,
+        ):
             yield
 
     def _begun(self) -> list[Child]:
         return [one for one in self._children.values() if one.has_begun]
 
+    def _silence(self, number: int) -> float | None:
+        return self._machine.silence(number, self._now())
+
     def _crash_loop(self) -> str:
-        return self._machine.crash_loop(self._loop.time())
+        return self._machine.crash_loop(self._now())
 
     def _counts(self) -> Snapshot:
         states = Counter(one.state.value for one in self._machine.processes.values())
@@ -192,12 +194,14 @@ class Supervision:
         if self._options.reload:
             self._begin(self._watch_files())
         try:
+            self._read_clock()
             self._feed(machine.Tick())
             code = await self._ended
             return BROKEN_PIPE if self._is_unheard else code
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._reading):
+                if timer is not None:
+                    timer.cancel()
             for child in self._children.values():  # after an error of our own: they notice it, and drain
                 child.close()
             for task in self._tasks:
@@ -218,24 +222,29 @@ class Supervision:
     def _feed(self, event: machine.Input) -> None:
         if self._ended.done():
             return
-        effects = self._machine.handle(event, self._loop.time())
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if (at := self._machine.wake_at) != machine.NEVER:
-            self._timer = self._loop.call_at(at, self._tick, at)
+        effects = self._machine.handle(event, self._now())
+        self._wake_later()
         for effect in effects:
             self._perform(effect)
 
-    def _tick(self, at: float) -> None:
-        late = self._loop.time() - at
-        if late > LATE:  # this process was stopped: what the others have reported meanwhile comes first
-            self._feed(machine.Slept(late))
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(READ_FIRST, self._feed, machine.Tick())
-        else:
-            self._feed(machine.Tick())
+    def _wake_later(self) -> None:
+        at = self._awake.clock_time(self._machine.wake_at)
+        if self._timer is not None:
+            if self._timer.when() == at:  # reports must not put off one that is due
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._tick) if at != machine.NEVER else None
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._feed(machine.Tick())
+
+    def _now(self) -> float:
+        return self._awake.read(self._loop.time())
+
+    def _read_clock(self) -> None:
+        self._now()
+        self._reading = self._loop.call_later(READ_EVERY, self._read_clock)
 
     def _perform(self, effect: machine.Effect) -> None:
         match effect:
@@ -247,7 +256,7 @@ class Supervision:
                 self._ended.set_result(code)
             case machine.Examine(number):
                 if (child := self._children.get(number)) is not None:
-                    show_stack_of(child.pid)
+                    show_stack_of(child.process)
             case machine.Kill(number):
                 if (child := self._children.get(number)) is not None:
                     child.kill()
@@ -285,7 +294,7 @@ class Supervision:
         known = self._machine.processes.get(number)
         if known is None or not known.is_kept:
             child.tell("drain")
-        if known is not None and known.state is not machine.State.RETIRING and known.kill_at == machine.NEVER:
+        if known is not None and known.is_killed:
             child.kill()
 
     async def _started(self, number: int) -> tuple[Child, asyncio.StreamReader]:
@@ -345,7 +354,7 @@ class Supervision:
         if "finished" in report:
             child.has_finished = True
         elif "leaving" in report:
-            child.is_ending = child.is_leaving = True
+            child.is_ending = True
             self._feed(machine.Leaving(number))
         elif "answer" in report:
             child.answered(a_text(report.get("to")), report["answer"])

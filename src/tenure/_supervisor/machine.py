@@ -5,6 +5,7 @@ Rules:
 - A process that is told to *retire* takes no more messages, and ends when its last handler has: without a limit, as
   scaling in must not interrupt work. Once its handlers have ended, it gets the grace for the rest. One that is told to
   *drain* has the grace for all, and a little more.
+- The time is that for which the supervisor itself runs: see :mod:`tenure._supervisor.awake`.
 - Each process gives a sign of life every second. One that gives none for a while hangs: that is said, and it is asked
   where it is; if it goes on like that, it is killed, and replaced as one that has crashed. The others go on.
 - A process is replaced (its age, its memory, a reload) one at a time, and only once the new one has begun.
@@ -59,6 +60,9 @@ HURRY = 5.0
 
 AGE_JITTER = 0.1
 
+HUNG_MAX_MIN = 10.0
+"""The least ``hung_max`` in seconds: on a busy machine, signs of life come some seconds late."""
+
 
 class State(Enum):
     """The state of a process."""
@@ -83,7 +87,7 @@ class Settings:
         grace: Seconds that a process gets to end when all do.
         begin_within: Seconds within which a process must have begun, or it is killed.
         hung_after: Seconds without a sign of life after which a process is said to hang.
-        hung_max: Seconds without a sign of life after which it is killed.
+        hung_max: Seconds without a sign of life after which it is killed; at least 10.
         look_every: Seconds between looks at the backlog; only if *most* is more than *least*.
         calm: For how many seconds fewer processes must be enough, before one is retired.
         age_max: Seconds after which a process is replaced.
@@ -118,8 +122,8 @@ class Settings:
             ("grace", 0.0),
             ("calm", 0.0),
             ("begin_within", 0.1),
+            ("hung_max", HUNG_MAX_MIN),
             ("hung_after", 0.1),
-            ("hung_max", max(self.hung_after, 1.0)),
             ("look_every", 0.1),
             ("age_max", 1.0),
         ):
@@ -132,12 +136,6 @@ class Settings:
 
 class Tick(NamedTuple):
     """Time has passed."""
-
-
-class Slept(NamedTuple):
-    """This process did not run for a while, and has read nothing: that is not counted as a silence of the others."""
-
-    seconds: float
 
 
 class Reported(NamedTuple):
@@ -185,7 +183,7 @@ class Move(NamedTuple):
     by: int
 
 
-Input = Tick | Slept | Reported | Leaving | Ended | Looked | Stop | Reload | Move
+Input = Tick | Reported | Leaving | Ended | Looked | Stop | Reload | Move
 
 
 # --- effects -----------------------------------------------------------------------------------------------------
@@ -262,9 +260,10 @@ class Process:
     kill_at: float
     replace_at: float
     state: State = State.STARTING
-    heard_at: float = NEVER
-    """When it gave its last sign of life; infinity before the first, and once it was killed."""
+    heard_at: float = -NEVER
+    """When it gave its last sign of life; minus infinity before the first."""
     hangs: bool = False
+    is_killed: bool = False
     running: int = 0
     leads: bool = False
     must_go: str = ""
@@ -283,7 +282,17 @@ class Process:
     @property
     def is_watched(self) -> bool:
         """Whether it is to give signs of life: it has begun, and nothing else limits its time."""
-        return self.kill_at == NEVER and self.heard_at < NEVER
+        return self.heard_at > -NEVER and self.kill_at == NEVER and not self.is_killed
+
+    def end_by(self, at: float) -> None:
+        """Have it killed at *at* if it has not ended by then; an earlier limit stays."""
+        if not self.is_killed:
+            self.kill_at = min(self.kill_at, at)
+
+    def kill(self, text: str) -> list[Effect]:
+        """Note that it is killed now, for the reason in *text*; return the effects. It ends at some time, or never."""
+        self.kill_at, self.is_killed, self.hangs = NEVER, True, False
+        return [Say("killed", self.number, text), Kill(self.number)]
 
 
 class Supervisor:
@@ -336,6 +345,11 @@ class Supervisor:
         following = f"; the next one begins in {self._spawn_at - now:.0f} s" if waits else ""
         return f"{self._crashes} crashes in a row, last {self._last_crash}{following}"
 
+    def silence(self, number: int, now: float) -> float | None:
+        """Return for how many seconds a process that hangs has given no sign of life; None if it doesn't hang."""
+        process = self.processes.get(number)
+        return now - process.heard_at if process is not None and process.hangs and process.is_watched else None
+
     def handle(self, event: Input, now: float) -> list[Effect]:
         """Take note of what has happened, and return what is to be done."""
         effects: list[Effect] = []
@@ -344,9 +358,6 @@ class Supervisor:
         match event:
             case Reported():
                 self._reported(event, now, effects)
-            case Slept(seconds):
-                for process in self.processes.values():
-                    process.heard_at = min(process.heard_at + seconds, max(process.heard_at, now))
             case Leaving(number):
                 self._leaving(number, now)
             case Ended():
@@ -380,7 +391,7 @@ class Supervisor:
 
     def _reported(self, report: Reported, now: float, effects: list[Effect]) -> None:
         process = self.processes.get(report.number)
-        if process is None:
+        if process is None or process.is_killed:  # it may have been written before
             return
         process.running, process.leads = report.running, report.leads
         if process.hangs:
@@ -401,7 +412,7 @@ class Supervisor:
     def _leaving(self, number: int, now: float) -> None:
         """Give a process that ends, or has nothing left to do but to end, the grace."""
         if (process := self.processes.get(number)) is not None:
-            process.kill_at = min(process.kill_at, now + self.settings.grace + KILL_AFTER)
+            process.end_by(now + self.settings.grace + KILL_AFTER)
 
     def _ended(self, event: Ended, now: float, effects: list[Effect]) -> None:
         process = self.processes.pop(event.number, None)
@@ -455,10 +466,10 @@ class Supervisor:
             return
         for process in self.processes.values():
             if self._stops == 2:
-                process.kill_at = min(process.kill_at, now + HURRY)
+                process.end_by(now + HURRY)
                 effects.append(Hurry(process.number))
             else:
-                process.kill_at = now
+                process.end_by(now)
 
     def _end_with(self, code: int, now: float, effects: list[Effect]) -> None:
         """End all processes, and then with *code*; an earlier code stays."""
@@ -467,7 +478,8 @@ class Supervisor:
         for process in self.processes.values():
             if process.state is not State.DRAINING:
                 process.state = State.DRAINING
-                process.kill_at = now + self.settings.grace + KILL_AFTER
+                if not process.is_killed:
+                    process.kill_at = now + self.settings.grace + KILL_AFTER
                 effects.append(Drain(process.number))
 
     # --- decisions ---
@@ -493,12 +505,11 @@ class Supervisor:
     def _kill_late(self, now: float, effects: list[Effect]) -> None:
         for process in self.processes.values():
             if now >= process.kill_at:
-                process.kill_at, process.heard_at = NEVER, NEVER
                 if process.state is State.STARTING:
                     text = f"it has not begun within {self.settings.begin_within:g} s"
                 else:
                     text = "it has not ended in time"
-                effects += [Say("killed", process.number, text), Kill(process.number)]
+                effects += process.kill(text)
 
     def _silent_until(self, process: Process) -> float:
         """Return when a silence of *process* is too long."""
@@ -512,15 +523,14 @@ class Supervisor:
                 continue
             silence = now - process.heard_at
             if process.hangs:
-                process.heard_at = NEVER
-                text = f"it has given no sign of life for {silence:.0f} s"
-                effects += [Say("killed", process.number, text), Kill(process.number)]
+                effects += process.kill(f"it has given no sign of life for {silence:.0f} s")
             else:
                 process.hangs = True
                 left = max(0.0, self.settings.hung_max - silence)
                 text = (
                     f"no sign of life for {silence:.0f} s, with {process.running} handlers running before; something "
-                    f"blocks its event loop, or it was stopped; it is killed in {left:.0f} s; its stacks are on stderr"
+                    "blocks its event loop or the thread that renews locks, or it was stopped; it writes its stacks "
+                    f"to stderr if it can, and is killed in {left:.0f} s"
                 )
                 effects += [Say("hung", process.number, text), Examine(process.number)]
 
@@ -550,7 +560,7 @@ class Supervisor:
     def _retire(self, process: Process, why: str, now: float, effects: list[Effect]) -> None:
         if process.state is State.STARTING:  # it has no message yet
             process.state = State.DRAINING
-            process.kill_at = min(process.kill_at, now + self.settings.grace + KILL_AFTER)
+            process.end_by(now + self.settings.grace + KILL_AFTER)
             effects += [Say("retiring", process.number, f"{why}; it had not begun"), Drain(process.number)]
             return
         process.state = State.RETIRING
