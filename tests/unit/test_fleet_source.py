@@ -269,15 +269,24 @@ FORGED: list[bytes] = [
 ]
 
 
+def supervision_of(settings: Settings) -> Supervision:
+    """Return a supervision with one process that has begun; there is no such process."""
+    supervision = Supervision(RunOptions("shop:service", settings, False, False, False, False, 0))
+    supervision._machine.handle(Tick(), asyncio.get_running_loop().time())
+    supervision._feed(Reported(1, 0, False, 0.0))
+    return supervision
+
+
+def timer_of(supervision: Supervision) -> asyncio.TimerHandle:
+    assert supervision._timer is not None
+    return supervision._timer
+
+
 @in_virtual_time
 async def test_reports_one_after_the_other_do_not_put_off_a_limit_that_is_over() -> None:
-    supervision = Supervision(RunOptions("shop:service", Settings(grace=5.0), False, False, False, False, 0))
-    loop = asyncio.get_running_loop()
-    supervision._machine.handle(Tick(), loop.time())
-    supervision._feed(Reported(1, 0, False, 0.0))
+    supervision, loop = supervision_of(Settings(grace=5.0)), asyncio.get_running_loop()
     supervision._feed(Leaving(1))
-    timer = supervision._timer
-    assert timer is not None
+    timer = timer_of(supervision)
     for _ in range(10):
         supervision._feed(Reported(1, 0, False, 0.0))
     assert supervision._timer is timer
@@ -286,20 +295,13 @@ async def test_reports_one_after_the_other_do_not_put_off_a_limit_that_is_over()
 
 @in_virtual_time
 async def test_after_a_time_in_which_it_did_not_run_each_limit_is_as_far_away_as_before() -> None:
-    supervision = Supervision(RunOptions("shop:service", Settings(grace=5.0), False, False, False, False, 0))
-    loop = asyncio.get_running_loop()
-    supervision._machine.handle(Tick(), loop.time())
-    supervision._feed(Reported(1, 0, False, 0.0))
+    supervision, loop = supervision_of(Settings(grace=5.0)), asyncio.get_running_loop()
     supervision._feed(Leaving(1))
-    timer = supervision._timer
-    assert timer is not None
-    timer.cancel()
+    timer_of(supervision).cancel()
     await asyncio.sleep(3_600.0)  # nothing reads the time meanwhile
     supervision._tick()
     assert not supervision._machine.processes[1].is_killed
-    timer = supervision._timer
-    assert timer is not None
-    assert timer.when() == pytest.approx(loop.time() + 5.0 + KILL_AFTER - READ_EVERY)
+    assert timer_of(supervision).when() == pytest.approx(loop.time() + 5.0 + KILL_AFTER - READ_EVERY)
 
 
 async def test_lines_that_no_process_of_ours_writes_change_nothing(pipe: tuple[int, int]) -> None:

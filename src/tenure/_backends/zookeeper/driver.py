@@ -244,7 +244,7 @@ class _Connection(ConnectionHandler):
         self.login_failure: Exception | None = None
         """Why there was no login for the last attempt, or a server has refused it; None after a success."""
         self.is_let_in: bool = False
-        """Whether this connection is made, and logged in if it has a login."""
+        """Whether the last attempt has connected, and logged in if there is a login."""
         self._login = login
         self._patience = patience
         self._shown: Login | None = None
