@@ -134,6 +134,10 @@ async def broken_status():
     return await status()
 
 service.status = broken_status
+
+@service.on_shutdown
+def fail():
+    raise ValueError("an end that fails, too")
 """)
     run = start()
     [crashed, *_] = run.wait_for("crashed")

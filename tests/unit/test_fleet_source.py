@@ -7,7 +7,8 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import astuple
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -302,6 +303,31 @@ async def test_after_a_time_in_which_it_did_not_run_each_limit_is_as_far_away_as
     supervision._tick()
     assert not supervision._machine.processes[1].is_killed
     assert timer_of(supervision).when() == pytest.approx(loop.time() + 5.0 + KILL_AFTER - READ_EVERY)
+
+
+async def test_a_process_that_was_killed_and_has_not_ended_is_not_ready(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal waits for the end of a call to the system that can't be interrupted, or for a group that is frozen."""
+    monkeypatch.setattr(os, "killpg", lambda group, number: None)
+    supervision = supervision_of(Settings(hung_after=0.1, hung_max=10.0))
+    machine, one = supervision._machine, child(pipe[1])
+    one.process = cast(Any, SimpleNamespace(pid=7, send_signal=lambda number: None))
+    supervision._children[1] = one
+    one.has_begun = one.is_ready = True
+    source = FleetSource(supervision._begun, supervision._counts, silence=supervision._silence)
+    assert (await source.ready()).why == "ready: 1 of 1 processes"
+    process = machine.processes[1]
+    process.heard_at -= 9.0
+    supervision._feed(Tick())
+    assert (process.hangs, process.is_killed) == (True, False)
+    assert (await source.ready()).why == "none of 1 processes is ready"
+    process.heard_at -= 1.0
+    supervision._feed(Tick())
+    assert process.is_killed
+    assert (await source.ready()).why == "none of 0 processes is ready"
+    assert (await source.live()).why == "live; process 1 has hung for 10 s"
+    one.close()
 
 
 async def test_lines_that_no_process_of_ours_writes_change_nothing(pipe: tuple[int, int]) -> None:

@@ -276,7 +276,7 @@ def test_a_report_that_was_written_before_a_kill_changes_nothing() -> None:
     said = len(world.done)
     world.feed(Reported(2, 3, False, 0.0))
     assert len(world.done) == said
-    assert world.machine.silence(2, world.now) is None
+    assert world.machine.silence(2, world.now) == world.now - 100.0  # it hangs until it has ended
     for _ in range(400):
         world.pass_time(1.0)
         world.feed(Reported(1, 0, False, 0.0))
@@ -303,6 +303,11 @@ def test_a_silence_is_told_while_a_process_hangs() -> None:
     assert world.machine.silence(1, world.now) is None
 
 
+def test_a_process_is_named_before_it_is_killed() -> None:
+    with pytest.raises(ConfigError, match=r"^hung_max must be at least 30 s, not 10$"):
+        Settings(hung_max=10.0)
+
+
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 9.99])
 def test_a_process_may_be_silent_for_ten_seconds(seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"^hung_max must be at least 10 s, not {seconds:g}$"):
@@ -323,6 +328,17 @@ def test_time_in_which_it_does_not_run_is_lost() -> None:
     assert awake.read(now + 1_000.5) == pytest.approx(seen + 0.5)
     assert awake.clock_time(seen + 10.0) == pytest.approx(now + 1_010.0)
     assert awake.clock_time(NEVER) == NEVER
+
+
+def test_who_waits_for_a_moment_is_not_woken_too_early() -> None:
+    rng = random.Random(1)
+    rounded_down = 0
+    for _ in range(1_000):
+        awake = AwakeTime(0.0)
+        moment = awake.read(rng.uniform(2.0, 4_000.0)) + rng.uniform(0.0, 300.0)
+        rounded_down += moment + awake._lost - awake._lost < moment
+        assert awake.clock_time(moment) - awake._lost >= moment
+    assert rounded_down  # it has been tried
 
 
 def test_processes_that_were_stopped_with_their_supervisor_are_not_taken_for_hung_ones() -> None:

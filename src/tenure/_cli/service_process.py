@@ -134,9 +134,9 @@ class ServiceProcess:
         reporting.add_done_callback(end_with)
         try:
             await serving
-        except asyncio.CancelledError:
-            if reporting.done():
-                reporting.result()
+        except BaseException as error:
+            if reporting.done() and not reporting.cancelled() and (why := reporting.exception()) is not None:
+                raise why from error  # what its end has raised follows from that
             raise
         finally:
             reporting.cancel()

@@ -115,7 +115,8 @@ class Child:
             asked.set_result(answer)
 
     def kill(self) -> None:
-        """Kill the process, and all in its group."""
+        """Kill the process, and all in its group. It may take a while to end: it takes no messages meanwhile."""
+        self.is_ending = True
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 

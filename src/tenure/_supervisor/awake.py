@@ -6,6 +6,8 @@ done nothing. So that time counts for no limit: it would kill those that work.
 
 from __future__ import annotations
 
+import math
+
 READ_EVERY = 1.0
 """Seconds within which it is read while this process runs."""
 
@@ -34,5 +36,8 @@ class AwakeTime:
         return now - self._lost
 
     def clock_time(self, moment: float) -> float:
-        """Return what that clock shows at *moment*, if this process runs until then."""
-        return moment + self._lost
+        """Return what that clock shows at *moment*, if this process runs until then; read then, it is not earlier."""
+        at = moment + self._lost
+        while at - self._lost < moment:  # rounded down: who waits for it would be woken too early, again and again
+            at = math.nextafter(at, math.inf)
+        return at

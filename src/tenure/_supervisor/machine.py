@@ -122,7 +122,7 @@ class Settings:
             ("grace", 0.0),
             ("calm", 0.0),
             ("begin_within", 0.1),
-            ("hung_max", HUNG_MAX_MIN),
+            ("hung_max", max(self.hung_after, HUNG_MAX_MIN)),
             ("hung_after", 0.1),
             ("look_every", 0.1),
             ("age_max", 1.0),
@@ -291,7 +291,7 @@ class Process:
 
     def kill(self, text: str) -> list[Effect]:
         """Note that it is killed now, for the reason in *text*; return the effects. It ends at some time, or never."""
-        self.kill_at, self.is_killed, self.hangs = NEVER, True, False
+        self.kill_at, self.is_killed = NEVER, True
         return [Say("killed", self.number, text), Kill(self.number)]
 
 
@@ -346,9 +346,14 @@ class Supervisor:
         return f"{self._crashes} crashes in a row, last {self._last_crash}{following}"
 
     def silence(self, number: int, now: float) -> float | None:
-        """Return for how many seconds a process that hangs has given no sign of life; None if it doesn't hang."""
+        """Return for how many seconds a process that hangs has given no sign of life; None if it doesn't hang.
+
+        One that was killed hangs until it has ended; one with another limit is only slow to end.
+        """
         process = self.processes.get(number)
-        return now - process.heard_at if process is not None and process.hangs and process.is_watched else None
+        if process is None or not process.hangs or not (process.is_watched or process.is_killed):
+            return None
+        return now - process.heard_at
 
     def handle(self, event: Input, now: float) -> list[Effect]:
         """Take note of what has happened, and return what is to be done."""
